@@ -249,8 +249,8 @@ metrics-reference: install ## rewrite docs/metrics.md and the docs' tables of th
 
 # --- code ---------------------------------------------------------------------------------------------------
 
-.PHONY: lint ruff type imports rooms lua-lint proto-lint prose format planted-changes
-lint: ruff type imports rooms lua-lint proto-lint prose ## every static check
+.PHONY: lint ruff type imports rooms lua-lint proto-lint prose words format planted-changes
+lint: ruff type imports rooms lua-lint proto-lint prose words ## every static check
 
 planted-changes: install .venv-proto/.installed ## five usual changes in a copy of the tree: files they touch, whether they work (about 3 minutes)
 	@$(BIN)/python -m scripts.planted_changes
@@ -296,6 +296,10 @@ prose: $(TOOLS) ## sentences of pages and docstrings have at most 25 words, docs
 	@echo "lint: sentences of the documentation"
 	@(find README.md CHANGELOG.md docs examples deploy -name '*.md' -not -path '*/.*' && \
 		find bench buffer_* deploy examples rollout_* scripts tests trainer_client -name '*.py' -not -path '*/.*') | sort | xargs $(BIN)/python scripts/lint_prose.py
+
+words: $(TOOLS) ## retired words are found neither in code, nor in the contract, nor in pages
+	@echo "lint: retired words"
+	@$(BIN)/python scripts/lint_words.py
 
 format: $(TOOLS) ## rewrite Python and proto files in the house format
 	@$(BIN)/ruff check --fix-only --quiet

@@ -110,7 +110,7 @@ class Sides:
 
 
 def measure(sides: Sides, size: workload.Size, runs: int) -> dict[str, Any]:
-    """One size, its sides in turn; the first round warms up and does not count."""
+    """One size, its sides in turn; the first pass warms up and does not count."""
     own, floor, streams, pipelined = [], [], [], []
     for i in range(runs + 1):
         print(f"  {size.name}: run {i}/{runs}" if i else f"  {size.name}: warm-up", flush=True)

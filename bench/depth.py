@@ -85,7 +85,7 @@ class Deep:
         version = ops.WeightVersion(1, 0)
         facts = ops.GroupFacts(
             task_id=f"t{number}",
-            generation=0,
+            incarnation=0,
             lease_id="",
             environment=f"env{number % self.environments}",
             samples=8,

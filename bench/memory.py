@@ -104,7 +104,7 @@ async def _stream(channel: Any, number: int) -> None:  # noqa: ANN401
 
 async def _read(channel: Any, _: int) -> None:  # noqa: ANN401
     call = channel.unary_stream("/rollout_buffer.v1.BatchService/PullBatch")
-    request = batches_pb2.PullBatchRequest(run=_RUN, epoch=1, step=0, rank=0, world_size=1, wait_ms=60_000)
+    request = batches_pb2.PullBatchRequest(run=_RUN, term=1, step=0, rank=0, world_size=1, wait_ms=60_000)
     while True:
         with _refusals():
             async for _message in call(request.SerializeToString()):

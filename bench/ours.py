@@ -114,14 +114,14 @@ def consumer(address: str) -> dict[str, Handler]:
         )
 
     def consume(run_id: str, size: workload.Size) -> int:
-        epoch = client.resume(run_id, next_step=0).epoch
+        term = client.resume(run_id, next_step=0).term
         seen = 0
         for step in range(size.groups // size.batch_groups):
-            batch = client.pull(run_id, epoch=epoch, step=step, timeout_s=120.0)
+            batch = client.pull(run_id, term=term, step=step, timeout_s=120.0)
             for group in batch.groups:
                 seen += len(group.columns) and 1
-            client.commit(run_id, epoch=epoch, through_step=step)
-            client.checkpoint(run_id, epoch=epoch, through_step=step)
+            client.commit(run_id, term=term, through_step=step)
+            client.checkpoint(run_id, term=term, through_step=step)
         if not client.ledger(run_id).balanced:
             raise RuntimeError("the ledgers do not balance")
         return seen

@@ -116,7 +116,7 @@ class Trainer:
         self._client.create_run(
             _RUN_ID, Policy(batch_groups=_GROUPS, max_queued_groups=2 * _GROUPS, overflow_action="block")
         )
-        self._epoch = self._client.resume(_RUN_ID, next_step=0).epoch
+        self._term = self._client.resume(_RUN_ID, next_step=0).term
         self._producer = stack.enter_context(Role(producer, address))
         self._raw = raw
         channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{raw.call('port')}", client_options()))
@@ -130,12 +130,12 @@ class Trainer:
     def pull(self) -> float:
         """Seconds of one pull; the batch is then committed and freed."""
         started = time.perf_counter()
-        batch = self._client.pull(_RUN_ID, epoch=self._epoch, step=self.step)
+        batch = self._client.pull(_RUN_ID, term=self._term, step=self.step)
         took_s = time.perf_counter() - started
         if len(batch.groups) != _GROUPS or batch.received_bytes < _GROUPS * len(batch.groups[0].payload):
             raise RuntimeError(f"step {self.step} is not the batch that was pushed")
-        self._client.commit(_RUN_ID, epoch=self._epoch, through_step=self.step)
-        self._client.checkpoint(_RUN_ID, epoch=self._epoch, through_step=self.step)
+        self._client.commit(_RUN_ID, term=self._term, through_step=self.step)
+        self._client.checkpoint(_RUN_ID, term=self._term, through_step=self.step)
         self.step += 1
         return took_s
 
@@ -152,7 +152,7 @@ class Trainer:
         """Pull the step in hand once, message by message, and have the raw server send such messages."""
         with grpc.insecure_channel(address, client_options()) as channel:
             method = channel.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
-            request = PullSpec(epoch=self._epoch, step=self.step).to_wire(self._client.revisions.ref(_RUN_ID), 60.0)
+            request = PullSpec(term=self._term, step=self.step).to_wire(self._client.revisions.ref(_RUN_ID), 60.0)
             self.sizes = [len(message) for message in method(request, timeout=_TRANSFER_S)]
         self._raw.call("prepare", self.sizes)
 

@@ -121,7 +121,7 @@ def measure(
         session.wait_for_engines(1)
         window(session, options.seconds / 2, None)
         without, updated = [window(session, options.seconds, None)], []
-        for _ in range(options.rounds):
+        for _ in range(options.repeats):
             updated.append(window(session, options.seconds, lambda: void(session.publish(next(sources)))))
             without.append(window(session, options.seconds, None))
     ratios = [
@@ -208,13 +208,13 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=12.0, help="length of a window (default 12)")
-    parser.add_argument("--rounds", type=int, default=4, help="windows with updates (default 4)")
+    parser.add_argument("--repeats", type=int, default=4, help="windows with updates (default 4)")
     parser.add_argument("--mode", choices=MODES, nargs="*", default=list(MODES))
     parser.add_argument("--kind", choices=KINDS, nargs="*", default=list(KINDS), help="others than path: retract alone")
-    parser.add_argument("--quick", action="store_true", help="one round, nothing written")
+    parser.add_argument("--quick", action="store_true", help="one repeat, nothing written")
     options = parser.parse_args()
     if options.quick:
-        options.rounds = 1
+        options.repeats = 1
     with tempfile.TemporaryDirectory(prefix="rollout-buffer-reload-") as at:
         report = asyncio.run(run(options, Path(at)))
     print("\n".join(lines(report)))

@@ -2,8 +2,8 @@
 
 Everything is real but the engine: service, store, worker and trainer client as users run them; the engine keeps the
 timing of 256 slots without a model, the training step is a sleep of tokens / T. For each utilization ρ = R / T two runs
-of the same length: whole batches over a queue of one batch, and rounds of 4 groups over a queue of 8. Staleness is what
-the service's own statistics say after the warm-up; the closed form is that of docs/staleness.md.
+of the same length: whole batches over a queue of one batch, and micro-batches of 4 groups over a queue of 8. Staleness
+is what the service's own statistics say after the warm-up; the closed form is that of docs/staleness.md.
 """
 
 import argparse
@@ -55,8 +55,8 @@ def tasks() -> Iterator[Task]:
 
 
 def train(session: TrainerSession, tokens_per_s: float, steps: int) -> None:
-    """Take `steps` steps: a round takes its tokens' share of the time, the last one publishes."""
-    for micro in session.rounds():
+    """Take `steps` steps: a micro-batch takes its tokens' share of the time, the last one publishes."""
+    for micro in session.micro_batches():
         tokens = sum(len(group.columns["token_ids"]) - PROMPT * G for group in micro.groups)
         time.sleep(tokens / tokens_per_s)
         if micro.final:

@@ -60,7 +60,7 @@ def arrays(size: Size) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def header(size: Size, task_id: str, version: int) -> pb.GroupHeader:
     """The header of such a group, all of it from one weight version."""
     tokens, prompt = size.tokens, min(64, size.tokens // 4)
-    span = pb.VersionSpan(version=common_pb2.WeightVersion(epoch=1, version=version), start=prompt, end=tokens)
+    span = pb.VersionSpan(version=common_pb2.WeightVersion(term=1, version=version), start=prompt, end=tokens)
     sample = pb.Sample(
         tokens=tokens,
         prompt_len=prompt,

@@ -85,7 +85,7 @@ class ColumnSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnPlace:
+class ColumnSlice:
     """Place of a column in the payload: bytes [start, stop), `shape` = (rows, *item_shape)."""
 
     spec: ColumnSpec
@@ -125,14 +125,14 @@ def column_rows(header: pb.GroupHeader, column: pb.Column) -> list[int]:
     return list(column.rows)
 
 
-def places(specs: Sequence[ColumnSpec], tokens: int, samples: int) -> Iterator[ColumnPlace]:
+def places(specs: Sequence[ColumnSpec], tokens: int, samples: int) -> Iterator[ColumnSlice]:
     """Places of the columns in a group of this many tokens and samples, in order."""
     offset = 0
     for spec in specs:
         rows = spec.rows(tokens, samples)
         start = aligned(offset)
         offset = start + rows * spec.row_bytes
-        yield ColumnPlace(spec, start, offset, (rows, *spec.item_shape))
+        yield ColumnSlice(spec, start, offset, (rows, *spec.item_shape))
 
 
 def extent(specs: Sequence[ColumnSpec], tokens: int, samples: int) -> int:

@@ -20,12 +20,12 @@ _MAYBE_UNFINISHED = _FINISHED | {pb.FINISH_REASON_ABORTED}
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """Summary of a group by its checked header. Versions are (epoch, version)."""
+    """Summary of a group by its checked header. Versions are (term, version)."""
 
     tokens: int
     loss_tokens: int
     head: tuple[int, int] | None
-    """Smallest version of any sample's first token; None for a continuation without any token."""
+    """Smallest version of any sample's first token; None for a partial rollout without any token."""
     tail: tuple[int, int] | None
     """Largest version of any sample's last token."""
     response_lengths: Sequence[int]
@@ -42,8 +42,8 @@ class GroupSummary:
     """Samples with finish reason LENGTH."""
 
 
-def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool = False) -> GroupSummary:
-    """Check a group, or a continuation (whose samples may be unfinished or empty). `payload_len` in bytes.
+def check_group(header: pb.GroupHeader, payload_len: int, *, partial_rollout: bool = False) -> GroupSummary:
+    """Check a group, or a partial rollout (whose samples may be unfinished or empty). `payload_len` in bytes.
 
     The service does this for every push, so the ordinary case reads each field once. A header that fails is checked
     again, slowly, for an error that names the field.
@@ -61,7 +61,7 @@ def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool 
     samples = header.samples
     if not 1 <= len(samples) <= limits.MAX_SAMPLES:
         raise InvalidField("samples", f"{len(samples)} samples", f"1 to {limits.MAX_SAMPLES} samples")
-    summary = _check_samples(samples, continuation=continuation)
+    summary = _check_samples(samples, partial_rollout=partial_rollout)
     specs = _check_columns(header)
     expected = extent(specs, summary.tokens, len(samples))
     if payload_len != expected:
@@ -71,15 +71,15 @@ def check_group(header: pb.GroupHeader, payload_len: int, *, continuation: bool 
     return summary
 
 
-def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> GroupSummary:
+def _check_samples(samples: Iterable[pb.Sample], *, partial_rollout: bool) -> GroupSummary:
     total = total_loss = turns = truncated = 0
     by_version: dict[tuple[int, int], int] = {}
     lengths: list[int] = []
     rewards: list[float] = []
     head: tuple[int, int] | None = None
     tail: tuple[int, int] | None = None
-    finished = _MAYBE_UNFINISHED if continuation else _FINISHED
-    shortest_response = 0 if continuation else 1
+    finished = _MAYBE_UNFINISHED if partial_rollout else _FINISHED
+    shortest_response = 0 if partial_rollout else 1
     for i, sample in enumerate(samples):
         tokens, prompt_len, loss_tokens = sample.tokens, sample.prompt_len, sample.loss_tokens
         response, reward, reason, its_turns = tokens - prompt_len, sample.reward, sample.finish_reason, sample.turns
@@ -87,7 +87,7 @@ def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> Group
         for span in sample.spans:
             at, end = span.start, span.end
             stamp = span.version
-            newer = (stamp.epoch, stamp.version)
+            newer = (stamp.term, stamp.version)
             if at != position or end <= at or newer < version:
                 position = -1
                 break
@@ -104,7 +104,7 @@ def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> Group
             or reason not in finished
             or its_turns
         ):
-            _check_sample(i, sample, continuation=continuation)
+            _check_sample(i, sample, partial_rollout=partial_rollout)
         turns += sum([turn.role == "assistant" for turn in its_turns]) if its_turns else 1
         truncated += reason == pb.FINISH_REASON_LENGTH
         total += tokens
@@ -122,11 +122,11 @@ def _check_samples(samples: Iterable[pb.Sample], *, continuation: bool) -> Group
     return GroupSummary(total, total_loss, head, tail, lengths, rewards, version_tokens, by_version, turns, truncated)
 
 
-def _check_sample(i: int, sample: pb.Sample, *, continuation: bool) -> None:
+def _check_sample(i: int, sample: pb.Sample, *, partial_rollout: bool) -> None:
     tokens, prompt_len, reason = sample.tokens, sample.prompt_len, sample.finish_reason
     if not 1 <= tokens <= limits.MAX_TOKENS:
         raise InvalidField(f"samples[{i}].tokens", tokens, f"1 to {limits.MAX_TOKENS}")
-    most = tokens if continuation else tokens - 1
+    most = tokens if partial_rollout else tokens - 1
     if prompt_len > most:
         raise InvalidField(f"samples[{i}].prompt_len", prompt_len, f"at most {most} (tokens is {tokens})")
     if sample.loss_tokens > tokens - prompt_len:
@@ -135,9 +135,9 @@ def _check_sample(i: int, sample: pb.Sample, *, continuation: bool) -> None:
         )
     if not isfinite(sample.reward):
         raise InvalidField(f"samples[{i}].reward", sample.reward, "finite")
-    if reason not in _FINISHED and not (continuation and reason == pb.FINISH_REASON_ABORTED):
+    if reason not in _FINISHED and not (partial_rollout and reason == pb.FINISH_REASON_ABORTED):
         name = pb.FinishReason.Name(reason) if reason in pb.FinishReason.values() else "?"
-        limit = "STOP or LENGTH" + (" or ABORTED" if continuation else "")
+        limit = "STOP or LENGTH" + (" or ABORTED" if partial_rollout else "")
         raise InvalidField(f"samples[{i}].finish_reason", name, limit)
     _check_spans(i, sample.spans, prompt_len, tokens)
     previous = 0
@@ -157,9 +157,9 @@ def _check_spans(i: int, spans: Iterable[pb.VersionSpan], prompt_len: int, token
             raise InvalidField(
                 f"samples[{i}].spans[{j}]", f"[{start}, {end})", f"a non-empty span that starts at {position}"
             )
-        stated = (version.epoch, version.version)
+        stated = (version.term, version.version)
         if stated[0] < 1:
-            raise InvalidField(f"samples[{i}].spans[{j}].version.epoch", stated[0], "at least 1")
+            raise InvalidField(f"samples[{i}].spans[{j}].version.term", stated[0], "at least 1")
         if stated[1] > limits.MAX_VERSION:
             raise InvalidField(f"samples[{i}].spans[{j}].version.version", stated[1], f"at most {limits.MAX_VERSION}")
         if stated < newest:

@@ -20,11 +20,11 @@ class Counters:
     tokens: int = 0
     """Tokens received from engines, those of interrupted samples included."""
     tokens_resumed: int = 0
-    """Generated tokens that came with the continuations of leases."""
+    """Generated tokens that came with the partial rollouts of leases."""
     tokens_pushed: int = 0
     """Generated tokens of groups with a final answer that was no refusal."""
     tokens_returned: int = 0
-    """Generated tokens of continuations that the service took back."""
+    """Generated tokens of partial rollouts that the service took back."""
     tokens_discarded: Counter[str] = field(default_factory=Counter)
     """Generated tokens that nobody will train on, by reason. When no work is open, tokens + tokens_resumed =
     tokens_pushed + tokens_returned + the sum of these."""
@@ -33,7 +33,7 @@ class Counters:
     """Leases that ended under work on them: expired, released, or with another's result."""
     leases_cancelled: int = 0
     """Leases taken back because their group could no longer be fresh."""
-    continuations: int = 0
+    partial_rollouts: int = 0
     """Leases that came with the work of an earlier attempt."""
     reward_s: float = 0.0
     """Time spent in reward functions, summed over groups."""

@@ -125,7 +125,7 @@ class WorkerOptions:
 
     pause_mode: str = "retract"
     """`retract` (running requests are recomputed), `in_place` (they go on over the old cache), `abort` (they come back
-    as continuations)."""
+    as partial rollouts)."""
 
     reload_timeout_s: float = 120.0
     """Longest time to fetch and load a version before the engine is quarantined."""

@@ -1,6 +1,6 @@
 """Weight versions as the worker handles them: ordered, hashable, and as the labels that engines carry.
 
-A label is `epoch.version`, as in `2.17`. An engine that was never updated reports a label of its own; its weights are
+A label is `term.version`, as in `2.17`. An engine that was never updated reports a label of its own; its weights are
 BASE.
 """
 
@@ -15,15 +15,15 @@ _LABEL = re.compile(r"([1-9]\d{0,9})\.(0|[1-9]\d{0,18})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """(epoch, version), ordered by epoch first: a resume starts a new epoch, whose version may be lower."""
+    """(term, version), ordered by term first: a resume starts a new term, whose version may be lower."""
 
-    epoch: int
+    term: int
     version: int
 
     @property
     def label(self) -> str:
         """The name under which an engine holds these weights."""
-        return f"{self.epoch}.{self.version}"
+        return f"{self.term}.{self.version}"
 
     @classmethod
     def parse(cls, label: str) -> Self | None:
@@ -33,12 +33,12 @@ class Version:
 
     @classmethod
     def of(cls, wire: common_pb2.WeightVersion) -> Self:
-        """Version of a message; epochs begin at 1, so an unset one is BASE."""
-        return cls(wire.epoch or 1, wire.version)
+        """Version of a message; terms begin at 1, so an unset one is BASE."""
+        return cls(wire.term or 1, wire.version)
 
     def wire(self) -> common_pb2.WeightVersion:
         """Version as a message."""
-        return common_pb2.WeightVersion(epoch=self.epoch, version=self.version)
+        return common_pb2.WeightVersion(term=self.term, version=self.version)
 
     def __str__(self) -> str:
         return self.label

@@ -3,7 +3,7 @@
 `run` reads top to bottom: open the engines, start the parts, work until told to stop, drain, close.
 
 Draining, within `drain_grace_s`: nothing more is leased; engines end their requests and partial work goes back with its
-continuation; groups that are made are scored and pushed; what has no answer after a moment goes back too.
+partial rollout; groups that are made are scored and pushed; what has no answer after a moment goes back too.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Shard that one rank gets of a step, or of one of its rounds, as numpy arrays over the received messages.
+"""Shard that one rank gets of a step, or of one of its micro-batches, as numpy arrays over the received messages.
 
 Invariants: every array is a read-only view, nothing is copied. So a received message stays in memory exactly as long as
 something refers to one of its arrays. Arrays may be unaligned, which numpy handles. The first axis of a sample's
@@ -28,10 +28,11 @@ _FINISH = {number: word for word, number in words(pb.FinishReason).items()}
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """Facts of a step: sizes, versions, staleness. Totals are sums over all ranks and over the step's rounds so far.
+    """Facts of a step: sizes, versions, staleness. Totals are sums over all ranks and over the step's micro-batches so
+    far.
 
-    Where `final` is set, they are the step's own. A token-mean loss over any sharding and any rounds then equals the
-    single-process one.
+    Where `final` is set, they are the step's own. A token-mean loss over any sharding and any micro-batches then equals
+    the single-process one.
     """
 
     step: int
@@ -52,10 +53,10 @@ class BatchInfo:
     """Groups queued after the assembly."""
     waited_s: float
     """Duration of this pull, from its call to its last byte."""
-    round: int = 0
-    """Number of the round, from 0; the last one where several were gathered into a whole batch."""
+    micro_batch: int = 0
+    """Number of the micro-batch, from 0; the last one where several were gathered into a whole batch."""
     final: bool = True
-    """True for the step's last round, and for whole batches."""
+    """True for the step's last micro-batch, and for whole batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +182,9 @@ class Group:
         return self.header.task_id
 
     @property
-    def generation(self) -> int:
-        """Generation of the task: the number of times that it was started anew from nothing."""
-        return self.header.generation
+    def incarnation(self) -> int:
+        """Incarnation of the task: the number of times that it was started anew from nothing."""
+        return self.header.incarnation
 
     @property
     def environment(self) -> str:
@@ -245,7 +246,7 @@ def _sample(sample: pb.Sample, arrays: dict[str, layout.Array], tail_version: in
         reward=sample.reward,
         finish_reason=_FINISH.get(sample.finish_reason, "unspecified"),
         spans=tuple(
-            VersionSpan(WeightVersion(s.version.epoch, s.version.version), s.start, s.end) for s in sample.spans
+            VersionSpan(WeightVersion(s.version.term, s.version.version), s.start, s.end) for s in sample.spans
         ),
         turns=tuple(Turn(t.role, t.start, t.end) for t in sample.turns),
         extras=MappingProxyType(arrays),
@@ -255,7 +256,7 @@ def _sample(sample: pb.Sample, arrays: dict[str, layout.Array], tail_version: in
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Batch:
-    """Batch, as one rank gets it: its shard of a step, or of one round of the step."""
+    """Batch, as one rank gets it: its shard of a step, or of one micro-batch of the step."""
 
     info: BatchInfo
     groups: Sequence[Group]
@@ -269,13 +270,13 @@ class Batch:
         return self.info.step
 
     @property
-    def round(self) -> int:
-        """Number of the round within the step, from 0."""
-        return self.info.round
+    def micro_batch(self) -> int:
+        """Number of the micro-batch within the step, from 0."""
+        return self.info.micro_batch
 
     @property
     def final(self) -> bool:
-        """True when no further round of the step comes: the totals are the step's own."""
+        """True when no further micro-batch of the step comes: the totals are the step's own."""
         return self.info.final
 
     @property

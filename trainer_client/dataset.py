@@ -31,7 +31,7 @@ from trainer_client.batch import Batch, Group, Sample
 from trainer_client.client.blocking import BufferClient
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions
 from trainer_client.client.pulling import PullSpec
-from trainer_client.rounds import Place, Rounds
+from trainer_client.micro_batches import MicroBatches, PullKey
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.puller import Puller, PullSource, pulls_of
 from trainer_client.session.session import TrainerSession
@@ -186,7 +186,7 @@ class BufferDataset(IterableDataset[T], Generic[T]):
                 raise _Stopped
 
         start = self.start
-        shard = PullSpec(epoch=start.epoch, step=start.next_step, rank=self.rank, world_size=self.world_size)
+        shard = PullSpec(term=start.term, step=start.next_step, rank=self.rank, world_size=self.world_size)
         return PullSource(
             pull=pulls_of(client, self.run_id, shard, lambda _: self.batch_groups),
             published=lambda: client.run(self.run_id, timeout_s=PULL_SLICE_S).published.version,
@@ -262,14 +262,14 @@ def _watching(session: TrainerSession, dataset: BufferDataset[T]) -> Iterator[No
 
 
 def _whole(puller: Puller, step: int) -> Batch | None:
-    """Pull the whole step, its rounds gathered; None when no more comes."""
-    rounds, place = Rounds(), Place(step)
-    while (whole := rounds.whole()) is None:
-        batch = puller.take(place)
+    """Pull the whole step, its micro-batches gathered; None when no more comes."""
+    micro_batches, pull_key = MicroBatches(), PullKey(step)
+    while (whole := micro_batches.whole()) is None:
+        batch = puller.take(pull_key)
         if batch is None:
             return None
-        rounds.add(batch)
-        place = Place.after(batch)
+        micro_batches.add(batch)
+        pull_key = PullKey.after(batch)
     return whole
 
 

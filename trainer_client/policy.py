@@ -49,8 +49,9 @@ class Policy(NamedFields):
     equal_shards: bool | None = None
     """True gives every rank the same number of groups; default False."""
     micro_batch_groups: int | None = None
-    """Number of groups n per rank and round. Batches are assembled in rounds of world_size · n groups as soon as these
-    are there. Default 0: in whole batches."""
+    """Number of groups n per rank and micro-batch. Batches are assembled in micro-batches of world_size · n groups as
+    soon as these are there. Default 0: in whole batches.
+    """
     order: Order | None = None
     """Order in which queued groups enter batches; default fifo."""
     environments: Mapping[str, Environment | int] = field(default_factory=dict)
@@ -79,13 +80,14 @@ class Policy(NamedFields):
     """Version of a group that max_staleness is compared with; default head."""
     stale_action: StaleAction | None = None
     """Action on a group that is too stale; default drop."""
-    max_generations: int | None = None
-    """Cap on generations of a task that recycling may start; default 0, no cap."""
+    max_incarnations: int | None = None
+    """Cap on incarnations of a task that recycling may start; default 0, no cap."""
     cancel_stale_leases: bool | None = None
     """Take back leases whose group could no longer be fresh; default False."""
     max_version_spread: int | None = None
-    """Largest number of versions by which a continuation may be behind its engine; an older one is given up. Default:
-    no bound."""
+    """Largest number of versions by which a partial rollout may be behind its engine; an older one is given up.
+    Default: no bound.
+    """
 
     # ── filters ──────────────────────────────────────────────────────────────
     filter_equal_rewards: bool | None = None
@@ -112,7 +114,7 @@ class Policy(NamedFields):
     lease_ttl_ms: int | None = None
     """Lifetime of a lease without a heartbeat, in ms; default 60,000."""
     max_attempts: int | None = None
-    """Largest number of failed attempts of one generation; with the last of them the task fails. Default 5."""
+    """Largest number of failed attempts of one incarnation; with the last of them the task fails. Default 5."""
     retry_backoff_ms: int | None = None
     """Back-off after a task's first failed attempt, in ms; default 500."""
     failure_budget: int | None = None

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class WeightVersion:
-    """Weight version: the identity of a set of weights, ordered by epoch, then version."""
+    """Weight version: the identity of a set of weights, ordered by term, then version."""
 
-    epoch: int
+    term: int
     version: int
 
 
@@ -126,13 +126,13 @@ class RunState:
     """Effective policy, with every field that has a value filled in."""
     revision: int
     created_ms: int
-    epoch: int
+    term: int
     published: WeightVersion
     next_step: int
     committed_steps: int
     checkpointed_steps: int
     world_size: int
-    """Number of the trainer's ranks; 0 until the epoch's first pull."""
+    """Number of the trainer's ranks; 0 until the term's first pull."""
     cursor: int
     paused: str
     """Reason why the run is paused: store_rolled_back, operator, failure_budget_exceeded; empty when it is not."""
@@ -159,7 +159,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class TrainerTime:
-    """Time that a trainer spent since its epoch began, by its own clock."""
+    """Time that a trainer spent since its term began, by its own clock."""
 
     busy_ms: int
     """Time spent on everything but waiting for batches, in ms."""
@@ -179,8 +179,8 @@ class Published:
 class Resumed:
     """Result of a resume: the place where the trainer and its feeder go on. Broadcast it to the other ranks."""
 
-    epoch: int
-    """Epoch of the trainer from now on; every older one is refused."""
+    term: int
+    """Term of the trainer from now on; every older one is refused."""
     next_step: int
     """First step to pull after the resume."""
     next_unassembled_step: int

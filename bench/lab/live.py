@@ -1,9 +1,9 @@
 """`python -m bench.lab.live`: the live loop beside the simulator. Into results/staleness_live.json, and the docs.
 
 Staleness, period and idle shares of the same settings, live (bench/live_loop) and simulated: whole batches and
-streamed rounds, each with rollouts as the bottleneck and with training, under both of the worker's rules for starting
-groups; and the same loop synchronous and asynchronous. A standard error is the spread of simulated runs of as many
-steps: how far a live run that keeps the simulator's rules may be off by chance.
+streamed micro-batches, each with rollouts as the bottleneck and with training, under both of the worker's rules for
+starting groups; and the same loop synchronous and asynchronous. A standard error is the spread of simulated runs of as
+many steps: how far a live run that keeps the simulator's rules may be off by chance.
 """
 
 import argparse
@@ -33,8 +33,8 @@ SEEDS = 16
 AGREEMENT = (
     Setting(name="whole batches, rollout-bound", preset="queue_drop(1)", rho=0.7),
     Setting(name="whole batches, train-bound", preset="queue_drop(1)", rho=1.4),
-    Setting(name="streamed rounds, rollout-bound", preset="streaming(2)", rho=0.7),
-    Setting(name="streamed rounds, train-bound", preset="streaming(2)", rho=1.4),
+    Setting(name="streamed micro-batches, rollout-bound", preset="streaming(2)", rho=0.7),
+    Setting(name="streamed micro-batches, train-bound", preset="streaming(2)", rho=1.4),
 )
 WHOLE_GROUPS = (
     Setting(name="whole groups in slots, rollout-bound", preset="queue_drop(1)", rho=0.7, whole_groups=True),

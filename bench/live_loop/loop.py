@@ -102,11 +102,11 @@ def run(setting: Setting, directory: Path, *, steps: int, warmup: int, seed: int
 
 
 class _Trainer:
-    """Takes rounds, sleeps their share of a step, publishes after the last."""
+    """Takes micro-batches, sleeps their share of a step, publishes after the last."""
 
     def __init__(self, session: TrainerSession, setting: Setting) -> None:
         self._session = session
-        self._rounds = session.rounds()
+        self._micro_batches = session.micro_batches()
         self._s_per_group = setting.train_s / setting.groups_per_batch
         self.begin()
 
@@ -118,7 +118,7 @@ class _Trainer:
 
     def train(self, steps: int) -> None:
         """So many steps, to the publish of the last."""
-        for micro in self._rounds:
+        for micro in self._micro_batches:
             self.staleness += [group.train_version - group.head_version for group in micro.groups]
             self.sleeps.sleep(self._s_per_group * len(micro.groups))
             if micro.final:

@@ -85,7 +85,7 @@ def groups(
 @inspect_app.command()
 @runs("buffer_cli.inspect.inspecting:group")
 def group(
-    group_id: Annotated[str, typer.Argument(metavar="GROUP", help="The group's id, task_id/generation.")],
+    group_id: Annotated[str, typer.Argument(metavar="GROUP", help="The group's id, task_id/incarnation.")],
     service: CallOptions,
     run_id: RunOption = None,
     samples: Annotated[bool, typer.Option("--samples", help="Its samples: lengths, rewards, versions, ends.")] = False,

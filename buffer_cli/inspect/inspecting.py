@@ -14,7 +14,7 @@ from buffer_cli.inspect.commands import PageOptions
 from buffer_cli.inspect.waits import print_waits
 from buffer_cli.options import CallOptions
 from buffer_cli.output import print_facts, print_json, show, values_of
-from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.rpc.convert.runs import view_of
 from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
@@ -118,7 +118,7 @@ def waits(service: CallOptions, run_id: str | None, limit: int, *, as_json: bool
         found = calls.call(calls.stub.GetWaits, pb.GetWaitsRequest(run=run_ref(run), limit=limit))
     view = view_of(reply.run, reply.revision)
     if as_json:
-        _print_json(run, found, waits_on=waits_on(Standing.of(view)))
+        _print_json(run, found, waits_on=waits_on(Situation.of(view)))
     else:
         print_waits(view, found)
 

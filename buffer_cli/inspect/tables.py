@@ -68,24 +68,24 @@ def lease_table(leases: Sequence[pb.TaskInfo], now_ms: int, title: str = "leases
             span(left) if left >= 0 else f"overdue {span(-left)}",
             f"{span(max(0, now_ms - lease.heard_ms))} ago",
             str(lease.version),
-            _continuation(task),
+            _partial_rollout(task),
         )
     return table
 
 
 def _pending_table(tasks: Sequence[pb.TaskInfo], now_ms: int) -> Table:
-    columns = ("task", "environment", "priority", "generation", "leases", "failures", "due", "continues", "last error")
+    columns = ("task", "environment", "priority", "incarnation", "leases", "failures", "due", "continues", "last error")
     table = Table(*columns, title="pending tasks")
     for task in tasks:
         table.add_row(
             task.task_id,
             escape(task.environment) or "-",
             str(task.priority),
-            str(task.generation),
+            str(task.incarnation),
             str(task.attempt),
             str(task.failures),
             _due(task, now_ms),
-            _continuation(task),
+            _partial_rollout(task),
             escape(task.error[:MAX_ERROR_CHARS]) or "-",
         )
     return table
@@ -97,21 +97,21 @@ def _due(task: pb.TaskInfo, now_ms: int) -> str:
     return "now, came back" if task.returned else "now"
 
 
-def _continuation(task: pb.TaskInfo) -> str:
-    if not task.continuation_tokens:
+def _partial_rollout(task: pb.TaskInfo) -> str:
+    if not task.partial_rollout_tokens:
         return "-"
-    head = f" from {task.continuation_head}" if task.HasField("continuation_head") else ""
-    return f"{task.continuation_tokens:,} tokens{head}"
+    head = f" from {task.partial_rollout_head}" if task.HasField("partial_rollout_head") else ""
+    return f"{task.partial_rollout_tokens:,} tokens{head}"
 
 
 def _ended_table(tasks: Sequence[pb.TaskInfo]) -> Table:
-    table = Table("task", "environment", "state", "generation", "leases", "why", title="tasks that ended in no batch")
+    table = Table("task", "environment", "state", "incarnation", "leases", "why", title="tasks that ended in no batch")
     for task in tasks:
         table.add_row(
             task.task_id,
             escape(task.environment) or "-",
             state(task),
-            str(task.generation),
+            str(task.incarnation),
             str(task.attempt),
             escape(_why(task)),
         )
@@ -130,7 +130,7 @@ def task_facts(task: pb.TaskInfo, now_ms: int) -> Iterator[tuple[str, str]]:
     yield "environment", f"{task.environment or '-'}, priority {task.priority}"
     yield (
         "attempts",
-        f"leases of generation {task.generation}: {task.attempt}, ended in an error or an expiry: {task.failures}",
+        f"leases of incarnation {task.incarnation}: {task.attempt}, ended in an error or an expiry: {task.failures}",
     )
     if task.HasField("lease"):
         lease = task.lease
@@ -138,8 +138,8 @@ def task_facts(task: pb.TaskInfo, now_ms: int) -> Iterator[tuple[str, str]]:
         yield "worker", f"{lease.worker_id}, process {lease.instance_id}"
         heard = span(max(0, now_ms - lease.heard_ms))
         yield "heartbeat", f"{heard} ago, expires in {span(lease.expires_ms - now_ms)}"
-    if task.continuation_tokens:
-        yield "continuation", f"{_continuation(task)}, {size(task.continuation_bytes)}"
+    if task.partial_rollout_tokens:
+        yield "partial_rollout", f"{_partial_rollout(task)}, {size(task.partial_rollout_bytes)}"
     if task.error:
         yield "last error", task.error
     if task.group_id:
@@ -163,14 +163,14 @@ def _place_of(task: pb.TaskInfo) -> str:
 
 def group_table(step: int | None, groups: Sequence[pb.GroupInfo]) -> Table:
     """Groups of the queue, or of a step."""
-    where = () if step is None else ("round", "rank")
+    where = () if step is None else ("micro_batch", "rank")
     title = "queued groups" if step is None or not groups else f"groups of step {step}, {place(groups[0].place)}"
     columns = ("group", *where, "environment", "samples", "tokens", "longest", "reward", "versions", "mean", "stored")
     table = Table(*columns, title=title)
     for group in groups:
         table.add_row(
             group.group_id,
-            *((str(group.round), str(group.rank)) if where else ()),
+            *((str(group.micro_batch), str(group.rank)) if where else ()),
             escape(group.environment) or "-",
             str(group.samples),
             f"{group.tokens:,}",
@@ -200,13 +200,13 @@ def group_facts(reply: pb.GetGroupResponse) -> Iterator[tuple[str, str]]:
     yield "rewards", f"mean {mean:.3f}, {min(rewards):.3f} to {max(rewards):.3f}"
     stamps = [span.version for one in samples for span in one.spans]
     newest, oldest = max(map(_stamp, stamps)), min(map(_stamp, stamps))
-    yield "weights", f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]} (epoch.version, as pushed)"
+    yield "weights", f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]} (term.version, as pushed)"
     yield "columns", ", ".join(column.name for column in header.columns)
     yield "stored", size(reply.bytes)
 
 
 def _stamp(version: object) -> tuple[int, int]:
-    return version.epoch, version.version  # type: ignore[attr-defined]
+    return version.term, version.version  # type: ignore[attr-defined]
 
 
 def sample_table(samples: Sequence[groups_pb2.Sample]) -> Table:
@@ -222,7 +222,7 @@ def sample_table(samples: Sequence[groups_pb2.Sample]) -> Table:
             str(len(sample.turns) or 1),
             f"{sample.reward:.3f}",
             word(groups_pb2.FinishReason, sample.finish_reason),
-            ", ".join(f"{one.start}–{one.end - 1}: {one.version.epoch}.{one.version.version}" for one in sample.spans),
+            ", ".join(f"{one.start}–{one.end - 1}: {one.version.term}.{one.version.version}" for one in sample.spans),
         )
     return table
 
@@ -244,7 +244,18 @@ def print_tokens(token_ids: Sequence[int], sample: groups_pb2.Sample, index: int
 
 def step_table(steps: Sequence[pb.StepInfo]) -> Table:
     """Steps, newest first."""
-    columns = ("step", "state", "trained by", "groups", "rounds", "ranks", "samples", "tokens", "staleness", "stored")
+    columns = (
+        "step",
+        "state",
+        "trained by",
+        "groups",
+        "micro_batches",
+        "ranks",
+        "samples",
+        "tokens",
+        "staleness",
+        "stored",
+    )
     table = Table(*columns, title="batches, newest first")
     for step in steps:
         table.add_row(
@@ -252,7 +263,7 @@ def step_table(steps: Sequence[pb.StepInfo]) -> Table:
             place(step.place),
             f"version {step.train_version}",
             f"{step.groups:,} of {step.target_groups:,}",
-            str(step.rounds),
+            str(step.micro_batches),
             str(step.world_size),
             f"{step.samples:,}",
             f"{step.tokens:,}",

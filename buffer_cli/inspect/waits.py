@@ -8,10 +8,10 @@ from rich.table import Table
 
 from buffer_cli.inspect.tables import lease_table, size, span
 from buffer_cli.output import print_facts
-from buffer_cli.status.standing import headline
+from buffer_cli.status.summary import headline
 from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.domain.ops.groups import TICKET_MS
-from buffer_service.observability.diagnosis import SILENT_MS, Standing, waits_on
+from buffer_service.observability.diagnosis import SILENT_MS, Situation, waits_on
 from rollout_buffer.v1 import inspect_pb2 as pb
 
 _OPEN = (
@@ -22,11 +22,11 @@ _OPEN = (
 
 def print_waits(view: RunView, waits: pb.GetWaitsResponse) -> None:
     """The run, its trainer, blocked pushes, admission, workers, leases and engines."""
-    standing = Standing.of(view)
+    situation = Situation.of(view)
     console = Console(highlight=False)
     facts = (
-        ("waits on", waits_on(standing)),
-        ("trainer", _trainer(view, standing)),
+        ("waits on", waits_on(situation)),
+        ("trainer", _trainer(view, situation)),
         ("blocked pushes", _blocked(waits)),
         ("admission", _admission(view, waits)),
         ("leases", _leases(waits)),
@@ -46,10 +46,10 @@ def print_waits(view: RunView, waits: pb.GetWaitsResponse) -> None:
     console.print(_OPEN, style="dim")
 
 
-def _trainer(view: RunView, standing: Standing) -> str:
+def _trainer(view: RunView, situation: Situation) -> str:
     """Needs of the next pull."""
-    has = f"step {view.next_step} needs {standing.needed} groups for a {standing.portion}, {standing.queued} queued"
-    enough = standing.queued >= standing.needed or standing.ready
+    has = f"step {view.next_step} needs {situation.needed} groups for a {situation.unit}, {situation.queued} queued"
+    enough = situation.queued >= situation.needed or situation.ready
     return f"{has}: the next pull is answered at once" if enough and not view.paused else f"{has}: the next pull waits"
 
 

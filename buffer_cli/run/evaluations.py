@@ -46,4 +46,4 @@ def waits_on(evaluation: evaluations_pb2.Evaluation) -> str:
 
 
 def _label(evaluation: evaluations_pb2.Evaluation) -> str:
-    return f"{evaluation.version.epoch}.{evaluation.version.version}"
+    return f"{evaluation.version.term}.{evaluation.version.version}"

@@ -19,7 +19,7 @@ from rollout_buffer.v1 import groups_pb2, runs_pb2
 
 CURSOR = "cursor.json"
 
-_SPAN = pa.struct([("epoch", pa.uint32()), ("version", pa.uint64()), ("start", pa.uint32()), ("end", pa.uint32())])
+_SPAN = pa.struct([("term", pa.uint32()), ("version", pa.uint64()), ("start", pa.uint32()), ("end", pa.uint32())])
 _SAMPLE = pa.struct(
     [
         ("prompt_len", pa.uint32()),
@@ -60,12 +60,12 @@ EVENTS = pa.schema(
         ("group_ids", pa.list_(pa.string())),
         ("state", pa.string()),
         ("step", pa.uint64()),
-        ("round", pa.uint32()),
+        ("micro_batch", pa.uint32()),
         ("train_version", pa.uint64()),
     ]
 )
-"""Events of groups after they were accepted: kind `moved` (state says where to), `round` (they entered a step) and
-`trained` (every step below `step` is committed; group_ids is empty).
+"""Events of groups after they were accepted: kind `moved` (state says where to), `micro_batch` (they entered a step)
+and `trained` (every step below `step` is committed; group_ids is empty).
 """
 
 
@@ -162,7 +162,7 @@ def _samples(group: groups_pb2.Group) -> Iterable[dict[str, Any]]:
             "finish_reason": groups_pb2.FinishReason.Name(sample.finish_reason).removeprefix("FINISH_REASON_").lower(),
             "spans": [
                 {
-                    "epoch": span.version.epoch,
+                    "term": span.version.term,
                     "version": span.version.version,
                     "start": span.start,
                     "end": span.end,
@@ -180,13 +180,13 @@ def _event_row(record: runs_pb2.Record) -> dict[str, Any]:
     if kind == "moved":
         moved = record.moved
         row |= {"time_ms": moved.time_ms, "group_ids": [moved.group_id], "state": moved.state}
-    elif kind == "round":
-        closed = record.round
+    elif kind == "micro_batch":
+        closed = record.micro_batch
         row |= {
             "time_ms": closed.time_ms,
             "group_ids": list(closed.group_ids),
             "step": closed.step,
-            "round": closed.round,
+            "micro_batch": closed.micro_batch,
             "train_version": closed.train_version,
         }
     elif kind == "trained":

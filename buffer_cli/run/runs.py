@@ -14,9 +14,9 @@ from buffer_cli.calls import Calls, calling, run_ref
 from buffer_cli.options import CallOptions
 from buffer_cli.output import print_json
 from buffer_cli.status.reading import as_values, read
-from buffer_cli.status.standing import print_run, state
+from buffer_cli.status.summary import print_run, state
 from buffer_service.domain.ops import RunView
-from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_wire.errors import StoreFault, UnknownRun
 from buffer_wire.estimate import Estimate
 from buffer_wire.messages import value_of
@@ -56,7 +56,7 @@ def _run_table(views: Sequence[RunView]) -> Table:
             f"{view.groups['queued'].groups:,}/{view.policy.max_queued_groups:,}",
             f"{view.tasks['leased']:,}",
             f"{view.tasks['pending']:,}",
-            escape(waits_on(Standing.of(view))),
+            escape(waits_on(Situation.of(view))),
         )
     return table
 

@@ -74,7 +74,8 @@ class QueueOptions:
         _policy(metavar="q", help="Queue capacity over the batch. Default: the policy's, 1 for queue_drop."),
     ] = None
     max_staleness: Annotated[
-        int | None, _policy(metavar="η", help="Versions that a group may be behind: queue_max, areal.")
+        int | None,
+        _policy(metavar="η", help="Staleness (off-policy lag) that is allowed, in versions: queue_max, areal."),
     ] = None
     micro_batch: Annotated[
         int | None, _policy(metavar="n", help="Groups of a micro-batch: streaming. Default: an eighth.")
@@ -125,7 +126,7 @@ def plan(
     as_json: JsonOption = False,
     plot: Plot = None,
 ) -> None:
-    """Predict staleness before a run: what it will be, what each lever changes, how to split GPUs.
+    """Predict staleness (off-policy lag) before a run: what it will be, what each lever changes, how to split GPUs.
 
     Near balance (0.8 < ρ < 1.2) the closed form is rough, so the simulator runs too. With --gpus, and
     --rollout-tps-per-gpu and --train-tps-per-gpu, prints the splits, batches and concurrencies that none beats;

@@ -5,7 +5,7 @@ from typing import Any
 from buffer_cli.calls import Calls
 from buffer_cli.output import values_of
 from buffer_service.domain.ops import RunView
-from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.rpc.convert.runs import view_of
 from rollout_buffer.v1 import runs_pb2
 
@@ -18,4 +18,4 @@ def read(calls: Calls, run_id: str) -> tuple[runs_pb2.Run, RunView]:
 
 def as_values(run: runs_pb2.Run, view: RunView) -> dict[str, Any]:
     """A run as JSON values."""
-    return {**values_of(run), "waits_on": waits_on(Standing.of(view))}
+    return {**values_of(run), "waits_on": waits_on(Situation.of(view))}

@@ -8,7 +8,7 @@ from buffer_cli.options import CallOptions
 from buffer_cli.output import print_json
 from buffer_cli.status import watch as watching
 from buffer_cli.status.reading import as_values, read
-from buffer_cli.status.standing import print_run
+from buffer_cli.status.summary import print_run
 from buffer_wire.estimate import Estimate
 from buffer_wire.messages import value_of
 

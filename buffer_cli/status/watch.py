@@ -1,4 +1,4 @@
-"""`rollout-buffer status --watch`: a run's standing again and again, with rates, until Ctrl-C or SIGTERM.
+"""`rollout-buffer status --watch`: a run's situation again and again, with rates, until Ctrl-C or SIGTERM.
 
 On a terminal it is redrawn in place, on the alternate screen, which is left whatever ends the watch. Elsewhere each
 snapshot appends a line. A service that does not answer is waited for once it has answered; other errors end the watch.
@@ -23,9 +23,9 @@ from rich.text import Text
 from buffer_cli.calls import Calls
 from buffer_cli.status.rates import Rates, Snapshot, number
 from buffer_cli.status.reading import as_values, read
-from buffer_cli.status.standing import print_run
+from buffer_cli.status.summary import print_run
 from buffer_service.domain.ops import RunView
-from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.estimate import Estimate
 from buffer_wire.messages import value_of
@@ -190,7 +190,7 @@ def _line(seen: Seen) -> str:
     queued = f"queued {view.groups['queued'].groups}/{view.policy.max_queued_groups}"
     facts = [
         f"step {view.next_step}",
-        f"version {view.epoch}.{view.published.version}",
+        f"version {view.term}.{view.published.version}",
         queued,
         f"pending {view.tasks['pending']}",
         f"leased {view.tasks['leased']}",
@@ -202,7 +202,7 @@ def _line(seen: Seen) -> str:
             f"assembled {number(rates.per_second('assembled groups'))} groups/s",
             f"not trained {number(rates.per_second('groups not trained'))} groups/s",
         ]
-    return ", ".join([*facts, f"waits on {waits_on(Standing.of(view))}"])
+    return ", ".join([*facts, f"waits on {waits_on(Situation.of(view))}"])
 
 
 def _frame(console: Console, seen: Seen, interval_s: float) -> RenderableType:

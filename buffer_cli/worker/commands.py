@@ -102,7 +102,7 @@ def worker(
     bundle_bytes: Annotated[int | None, typer.Option(help="Bytes that make a push bundle.")] = None,
     bundle_wait_s: Annotated[float | None, _times(help="Wait for a bundle to fill.")] = None,
 ) -> None:
-    """Generate rollouts: lease tasks, drive engines, score, push, and reload weights in flight.
+    """Generate rollouts: lease tasks, drive engines, score, push, and reload weights in flight (weight sync).
 
     Name the engines in exactly one way: --engine URL (repeatable), --router URL, --launch MODEL, or --simulate.
     SIGTERM and Ctrl-C drain: partial work is handed back. A second one ends at once.

@@ -32,7 +32,7 @@ def made_group(lease: tasks_pb2.Lease, version: common_pb2.WeightVersion) -> gro
     )
     header = groups_pb2.GroupHeader(
         task_id=task.task_id,
-        generation=lease.generation,
+        incarnation=lease.incarnation,
         lease_id=lease.lease_id,
         environment=task.environment,
         samples=[sample] * task.group_size,

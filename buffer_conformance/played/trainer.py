@@ -26,7 +26,7 @@ class KitTrainer:
         self._ttl_ms = round(lease_ttl_s * 1000)
         self._weights = weights
         self._cursor = 0
-        self._epoch = 0
+        self._term = 0
         self._step = 0
         self._version = 0
         self._chunks = 0
@@ -44,8 +44,8 @@ class KitTrainer:
         )
         await self._direct.call("CreateRun", policy=policy)
         reply = await self._direct.call("Resume", request_id="kit")
-        self._epoch, self._cursor, self._step, self._version = (
-            reply.epoch,
+        self._term, self._cursor, self._step, self._version = (
+            reply.term,
             reply.cursor,
             reply.next_step,
             reply.version,
@@ -58,7 +58,7 @@ class KitTrainer:
         tasks = [_task(task_id, max_new_tokens) for task_id in ids]
         await self._direct.call(
             "SubmitTasks",
-            epoch=self._epoch,
+            term=self._term,
             expected_cursor=self._cursor,
             cursor=self._cursor + count,
             request_id=f"s{self._chunks}",
@@ -73,16 +73,16 @@ class KitTrainer:
         manifest = _manifest(self._weights) if self._weights is not None else None
         commit = self._step - 1 if self._step else None
         await self._direct.call(
-            "Publish", epoch=self._epoch, version=self._version, manifest=manifest, commit_through_step=commit
+            "Publish", term=self._term, version=self._version, manifest=manifest, commit_through_step=commit
         )
-        self._record.mark("published", epoch=self._epoch, version=self._version)
+        self._record.mark("published", term=self._term, version=self._version)
 
     async def run(self) -> None:
         """Pull and commit until cancelled."""
         while True:
             try:
                 replies = await self._direct.stream(
-                    "PullBatch", epoch=self._epoch, step=self._step, world_size=1, wait_ms=_PULL_WAIT_MS
+                    "PullBatch", term=self._term, step=self._step, world_size=1, wait_ms=_PULL_WAIT_MS
                 )
             except BatchNotReady:
                 continue
@@ -92,7 +92,7 @@ class KitTrainer:
                 await asyncio.sleep(_PULL_WAIT_MS / 1000)
                 continue
             self.trained |= _task_ids(replies)
-            await self._direct.call("Commit", epoch=self._epoch, through_step=self._step)
+            await self._direct.call("Commit", term=self._term, through_step=self._step)
             self._step += 1
 
 

@@ -21,7 +21,7 @@ class KitWorker:
         self._direct = direct
         self._name = name
         self._instance = uuid.uuid4().hex
-        self._loaded = common_pb2.WeightVersion(epoch=1, version=0)
+        self._loaded = common_pb2.WeightVersion(term=1, version=0)
         self._requests = 0
 
     async def run(self) -> None:

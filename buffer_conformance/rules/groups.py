@@ -1,4 +1,4 @@
-"""Rules over the groups that a worker pushes, and over the continuations that it hands back."""
+"""Rules over the groups that a worker pushes, and over the partial rollouts that it hands back."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,9 @@ _SETTLING_S = 2.0
 
 
 def _bodies(record: Record) -> Iterator[tuple[str, groups_pb2.Group, bool, HeldLease | None]]:
-    """Distinct groups and continuations, as (call that carried it, group, whether it is a continuation, its lease)."""
+    """Distinct groups and partial rollouts, as (call that carried it, group, whether it is a partial rollout, its
+    lease).
+    """
     held = leases(record)
     seen: set[bytes] = set()
     for push in pushes(record):
@@ -27,22 +29,22 @@ def _bodies(record: Record) -> Iterator[tuple[str, groups_pb2.Group, bool, HeldL
             yield str(push), push.group, False, held.get(push.lease_id)
     for call in record.of("ReturnLeases"):
         for back in call.request.returns:
-            if back.HasField("continuation"):
-                where = f"{call}, continuation of {back.lease_id}"
-                yield where, back.continuation, True, held.get(back.lease_id)
+            if back.HasField("partial_rollout"):
+                where = f"{call}, partial rollout of {back.lease_id}"
+                yield where, back.partial_rollout, True, held.get(back.lease_id)
 
 
 @rule("W5", "Pushed groups have the form that the contract states.", "Groups and payloads")
 def has_form(record: Record, finding: Finding) -> None:
-    """Check header, columns, spans and values of every pushed group and continuation."""
+    """Check header, columns, spans and values of every pushed group and partial rollout."""
     for where, group, partial, _ in _bodies(record):
-        wrong = _form_fault(group, continuation=partial)
+        wrong = _form_fault(group, partial_rollout=partial)
         finding.expect(not wrong, f"{where}: {wrong}")
 
 
-def _form_fault(group: groups_pb2.Group, *, continuation: bool) -> str:
+def _form_fault(group: groups_pb2.Group, *, partial_rollout: bool) -> str:
     try:
-        check_group(group.header, len(group.payload), continuation=continuation)
+        check_group(group.header, len(group.payload), partial_rollout=partial_rollout)
     except InvalidField as error:
         return error.message
     columns: dict[str, Any] = read_payload(group.header, group.payload)
@@ -70,7 +72,7 @@ def _column_faults(header: groups_pb2.GroupHeader, mask: Any, logprobs: Any) -> 
 
 @rule("W11", "A group is that of its task: prompt, metadata, environment, size.", "Groups and payloads")
 def is_of_its_task(record: Record, finding: Finding) -> None:
-    """Compare every pushed group and continuation with the task of its lease."""
+    """Compare every pushed group and partial rollout with the task of its lease."""
     for where, group, partial, held in _bodies(record):
         if held is None:
             finding.expect(not group.header.lease_id, f"{where}: it was never leased to this worker")
@@ -89,7 +91,7 @@ def _task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> s
     if not partial:
         # What is only handed back is not for the trainer.
         stated["metadata_json"] = (header.metadata_json, task.metadata_json)
-        stated["generation"] = (header.generation, held.lease.generation)
+        stated["incarnation"] = (header.incarnation, held.lease.incarnation)
     for name, (is_, should) in stated.items():
         if is_ != should:
             return f"{name} is {is_!r}, the task's is {should!r}"
@@ -131,8 +133,8 @@ def states_loaded_versions(record: Record, finding: Finding) -> None:
 
 
 def _inherited(held: HeldLease | None) -> set[tuple[int, int]]:
-    """Versions of the continuation that came with the lease."""
-    samples = held.lease.continuation.header.samples if held is not None else ()
+    """Versions of the partial rollout that came with the lease."""
+    samples = held.lease.partial_rollout.header.samples if held is not None else ()
     return {stamp(span.version) for sample in samples for span in sample.spans}
 
 

@@ -17,13 +17,13 @@ GIVES_WAY_S = 5.0
 _ENDING_S = 2.0
 """A candidate that ends so soon after a call that got no answer need not ask again."""
 
-_OF_AN_EPOCH = ("SubmitTasks", "PullBatch", "Commit", "Checkpoint", "Publish", "PlanCollective", "SubmitEvaluation")
+_OF_A_TERM = ("SubmitTasks", "PullBatch", "Commit", "Checkpoint", "Publish", "PlanCollective", "SubmitEvaluation")
 _PULL_MAY_DIFFER = ("train_version", "wait_ms")
 
 
 @dataclass(slots=True)
-class Epoch:
-    """An epoch: the resume that began it, and the calls that name it, in order of arrival."""
+class Term:
+    """A term: the resume that began it, and the calls that name it, in order of arrival."""
 
     number: int
     resumed: Exchange | None
@@ -35,36 +35,36 @@ class Epoch:
 
     @property
     def start(self) -> Any:  # noqa: ANN401 - a ResumeResponse
-        """Reply to the resume that began the epoch; None where none is known."""
+        """Reply to the resume that began the term; None where none is known."""
         return self.resumed.reply if self.resumed is not None else None
 
 
-def epochs(record: Record) -> list[Epoch]:
-    """Epochs that the candidate was given, or named in a call."""
-    found: dict[int, Epoch] = {}
-    for call in record.of("Resume", *_OF_AN_EPOCH):
+def terms(record: Record) -> list[Term]:
+    """Terms that the candidate was given, or named in a call."""
+    found: dict[int, Term] = {}
+    for call in record.of("Resume", *_OF_A_TERM):
         if call.method == "Resume":
             if call.reply is not None:
-                found.setdefault(call.reply.epoch, Epoch(call.reply.epoch, call))
+                found.setdefault(call.reply.term, Term(call.reply.term, call))
         else:
-            number = call.request.epoch
-            found.setdefault(number, Epoch(number, None)).calls.append(call)
+            number = call.request.term
+            found.setdefault(number, Term(number, None)).calls.append(call)
     return list(found.values())
 
 
-def _begun(record: Record) -> list[Epoch]:
-    """Epochs whose resume is known."""
-    return [epoch for epoch in epochs(record) if epoch.start is not None]
+def _begun(record: Record) -> list[Term]:
+    """Terms whose resume is known."""
+    return [term for term in terms(record) if term.start is not None]
 
 
-@rule("T1", "A trainer resumes before it names an epoch.", "Commit, checkpoint, resume")
+@rule("T1", "A trainer resumes before it names a term.", "Commit, checkpoint, resume")
 def _resumes_first(record: Record, finding: Finding) -> None:
-    for epoch in epochs(record):
-        for call in epoch.calls[:1]:
-            resumed = epoch.resumed
+    for term in terms(record):
+        for call in term.calls[:1]:
+            resumed = term.resumed
             finding.expect(
                 resumed is not None and resumed.replied_s <= call.began_s,
-                f"{call} names epoch {epoch.number}, which no resume had been given",
+                f"{call} names term {term.number}, which no resume had been given",
             )
 
 
@@ -78,14 +78,14 @@ def _feeds_by_cursor(record: Record, finding: Finding) -> None:
         record,
         finding,
         record.of("SubmitTasks"),
-        lambda call: (call.request.epoch, call.request.request_id),
+        lambda call: (call.request.term, call.request.request_id),
         without_run,
-        of_one_kind=lambda call: call.request.epoch,
+        of_one_kind=lambda call: call.request.term,
         said="the same submit",
     )
-    for epoch in _begun(record):
-        cursor, judged = epoch.start.cursor, set[str]()
-        for call in epoch.of("SubmitTasks"):
+    for term in _begun(record):
+        cursor, judged = term.start.cursor, set[str]()
+        for call in term.of("SubmitTasks"):
             request = call.request
             if request.request_id not in judged:
                 judged.add(request.request_id)
@@ -109,19 +109,20 @@ def _info(call: Exchange) -> Any:  # noqa: ANN401 - a BatchInfo
 
 
 def _place(call: Exchange) -> tuple[int, int]:
-    return call.request.step, call.request.round
+    return call.request.step, call.request.micro_batch
 
 
-@rule("T3", "Steps and rounds are pulled in order; what was not received is pulled again.", "Numbering")
+@rule("T3", "Steps and micro-batches are pulled in order; what was not received is pulled again.", "Numbering")
 def _pulls_in_order(record: Record, finding: Finding) -> None:
-    for epoch in _begun(record):
-        for calls in grouped(epoch.of("PullBatch"), lambda call: call.request.rank):
-            due = (epoch.start.next_step, 0)
+    for term in _begun(record):
+        for calls in grouped(term.of("PullBatch"), lambda call: call.request.rank):
+            due = (term.start.next_step, 0)
             for call in calls:
                 finding.expect(
                     _place(call) <= due,
-                    f"{call} asks for step {call.request.step}, round {call.request.round}, before step {due[0]}, "
-                    f"round {due[1]} was received",
+                    f"{call} asks for step {call.request.step}, micro-batch {call.request.micro_batch}, before step "
+                    f"{due[0]}, "
+                    f"micro-batch {due[1]} was received",
                 )
                 if _place(call) == due and _is_whole(call):
                     due = (due[0] + 1, 0) if _info(call).final else (due[0], due[1] + 1)
@@ -134,14 +135,14 @@ def _pulls_in_order(record: Record, finding: Finding) -> None:
                 )
 
 
-def _received(epoch: Epoch, before_s: float) -> int:
+def _received(term: Term, before_s: float) -> int:
     """Steps that are in the trainer's hands at a time: all below this one."""
     whole = [
         int(call.request.step) + 1
-        for call in epoch.of("PullBatch")
+        for call in term.of("PullBatch")
         if _is_whole(call) and _info(call).final and call.replies[-1].at_s <= before_s
     ]
-    return max([int(epoch.start.next_step), *whole])
+    return max([int(term.start.next_step), *whole])
 
 
 def _commits(call: Exchange) -> int | None:
@@ -153,10 +154,10 @@ def _commits(call: Exchange) -> int | None:
 
 @rule("T4", "Versions rise, and only what was received is committed.", "Numbering")
 def _commits_what_it_has(record: Record, finding: Finding) -> None:
-    for epoch in _begun(record):
-        newest = (epoch.start.version, b"")
-        for call in epoch.of("Commit", "Publish"):
-            through, steps = _commits(call), _received(epoch, call.began_s)
+    for term in _begun(record):
+        newest = (term.start.version, b"")
+        for call in term.of("Commit", "Publish"):
+            through, steps = _commits(call), _received(term, call.began_s)
             if through is not None:
                 finding.expect(
                     through < steps, f"{call} commits through step {through}; received were the steps below {steps}"
@@ -173,9 +174,9 @@ def _commits_what_it_has(record: Record, finding: Finding) -> None:
 
 @rule("T5", "Only what is committed is checkpointed.", "Commit, checkpoint, resume")
 def _checkpoints_what_is_committed(record: Record, finding: Finding) -> None:
-    for epoch in _begun(record):
-        committed = epoch.start.next_step
-        for call in epoch.of("Commit", "Publish", "Checkpoint"):
+    for term in _begun(record):
+        committed = term.start.next_step
+        for call in term.of("Commit", "Publish", "Checkpoint"):
             if call.method == "Checkpoint":
                 through = call.request.through_step
                 finding.expect(
@@ -186,23 +187,23 @@ def _checkpoints_what_is_committed(record: Record, finding: Finding) -> None:
                 committed = max(committed, call.reply.committed_steps)
 
 
-@rule("T6", "A trainer that is told stale_epoch ends, and does not resume.", "Commit, checkpoint, resume")
+@rule("T6", "A trainer that is told stale_term ends, and does not resume.", "Commit, checkpoint, resume")
 def _gives_way(record: Record, finding: Finding) -> None:
     for taken in record.marked("taken_over"):
         ended = next((mark.at_s for mark in record.marked("exit") if mark.at_s >= taken.at_s), None)
-        finding.expect(ended is not None, f"it still ran {EXIT_WITHIN_S:.0f} s after it was told stale_epoch")
+        finding.expect(ended is not None, f"it still ran {EXIT_WITHIN_S:.0f} s after it was told stale_term")
         again = next((mark.at_s for mark in record.marked("start") if mark.at_s > taken.at_s), float("inf"))
         told = [
             call.ended_s
             for call in record.exchanges
-            if call.error is not None and call.error.reason == "stale_epoch" and call.ended_s >= taken.at_s
+            if call.error is not None and call.error.reason == "stale_term" and call.ended_s >= taken.at_s
         ]
         since = min(told, default=float("inf"))
-        for call in record.of("Resume", *_OF_AN_EPOCH):
+        for call in record.of("Resume", *_OF_A_TERM):
             if not since < call.began_s < again:
                 continue
             late = call.began_s > since + GIVES_WAY_S or call.method == "Resume"
-            finding.expect(not late, f"{call} came after it was told stale_epoch at {since:.1f} s")
+            finding.expect(not late, f"{call} came after it was told stale_term at {since:.1f} s")
 
 
 @rule("T8", "A publish that got no answer is repeated as it was.", "What is promised")
@@ -211,9 +212,9 @@ def _publishes_again(record: Record, finding: Finding) -> None:
         record,
         finding,
         record.of("Publish"),
-        lambda call: (call.request.epoch, call.request.version),
+        lambda call: (call.request.term, call.request.version),
         without_run,
-        of_one_kind=lambda call: call.request.epoch,
+        of_one_kind=lambda call: call.request.term,
         said="the same publish, manifest and commit included",
     )
 
@@ -243,7 +244,7 @@ def _commits_again(record: Record, finding: Finding) -> None:
         later = [
             other
             for other in calls
-            if other.method in kinds and other.began_s > call.began_s and other.request.epoch == call.request.epoch
+            if other.method in kinds and other.began_s > call.began_s and other.request.term == call.request.term
         ]
         through = call.request.through_step
         said = [other.request.through_step if other.method == "Checkpoint" else _commits(other) for other in later]
@@ -266,7 +267,7 @@ def _trainer_pace(record: Record, finding: Finding) -> None:
     def key(call: Exchange) -> Hashable:
         return call.method, call.request.rank if call.method == "PullBatch" else 0
 
-    calls = grouped(record.of("Resume", *_OF_AN_EPOCH), key)
+    calls = grouped(record.of("Resume", *_OF_A_TERM), key)
     paced(finding, calls, lambda call: call.status not in ("OK", ""))
 
 

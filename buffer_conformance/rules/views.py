@@ -144,8 +144,8 @@ def reports(record: Record) -> dict[str, list[tuple[Exchange, weights_pb2.Engine
 
 
 def stamp(version: Any) -> tuple[int, int]:  # noqa: ANN401 - a WeightVersion
-    """Pair (epoch, version) of a weight version."""
-    return version.epoch, version.version
+    """Pair (term, version) of a weight version."""
+    return version.term, version.version
 
 
 def without_run(exchange: Exchange, *fields: str) -> bytes:

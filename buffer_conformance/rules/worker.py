@@ -122,7 +122,7 @@ def _loads_what_is_published(record: Record, finding: Finding) -> None:
     over = min(ends, default=float("inf"))
     out = (weights_pb2.ENGINE_STATE_STOPPED, weights_pb2.ENGINE_STATE_QUARANTINED)
     for mark in record.marked("published"):
-        wanted = (mark.data["epoch"], mark.data["version"])
+        wanted = (mark.data["term"], mark.data["version"])
         for engine, said in reports(record).items():
             before = [report for exchange, report in said if exchange.began_s <= mark.at_s]
             if not before or before[-1].state in out:

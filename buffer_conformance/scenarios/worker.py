@@ -108,7 +108,7 @@ class WorkerSuite:
         await self._direct.call("ReturnLeases", **_RIVAL, returns=[back])
         task_id = rival.task.task_id
         await stage.until(lambda: bool(self._leases_of(task_id)), f"a lease of task {task_id}")
-        group = made_group(rival, common_pb2.WeightVersion(epoch=1, version=0))
+        group = made_group(rival, common_pb2.WeightVersion(term=1, version=0))
         await self._direct.call("PushGroup", group=group)
         await stage.at_most(ttl_s, lambda: any(held.ends for held in self._leases_of(task_id)), "a heartbeat")
         # Time for another heartbeat, which there should not be.
@@ -158,7 +158,7 @@ class WorkerSuite:
             **_RIVAL,
             request_id="rival",
             engine_id="conformance-rival",
-            loaded=common_pb2.WeightVersion(epoch=1),
+            loaded=common_pb2.WeightVersion(term=1),
             max_tasks=1,
             wait_ms=1_000,
         )

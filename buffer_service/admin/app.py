@@ -19,7 +19,7 @@ from buffer_service.admin.event_stream import EventStream
 from buffer_service.admin.feeds import Feeds
 from buffer_service.admin.metrics.scrape import scrape
 from buffer_service.admin.page_files import PageFiles
-from buffer_service.admin.reading import LOOK_S, RunReader, read_run
+from buffer_service.admin.reading import READ_S, RunReader, read_run
 from buffer_service.admin.run_values import in_short, whole
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.shared_values import SharedMetrics
@@ -111,7 +111,7 @@ class AdminPage:
     async def runs(self, _: Request) -> Response:
         """Answer with a summary of each run that can be read."""
         runs = await self._reader.read(
-            lambda run_id: self._store.call(commands.view(run_id)), asyncio.get_running_loop().time() + LOOK_S
+            lambda run_id: self._store.call(commands.view(run_id)), asyncio.get_running_loop().time() + READ_S
         )
         return JSONResponse([in_short(view) for view in runs.found])
 

@@ -20,7 +20,7 @@ from buffer_wire.errors import LayoutChanged, StoreFault, UnknownRun
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 4.0
+READ_S = 4.0
 """Time limit for all reads of a scrape or list; Prometheus gives a scrape 10 s unless told otherwise."""
 
 LATE = "late"
@@ -29,7 +29,7 @@ UNREAD = (LayoutChanged.reason, StoreFault.reason, LATE, DEFECT)
 """Reasons why runs are left out.
 
 In order: a service of another version keeps the run; the store fails on it; runs before it, by name, took all of
-LOOK_S; this service fails on what is in its record.
+READ_S; this service fails on what is in its record.
 """
 
 T = TypeVar("T")
@@ -89,10 +89,10 @@ class RunReader:
                     asked += 1
         except TimeoutError:
             if not asked:
-                raise StoreFault(f"the store did not answer within {LOOK_S:g} s") from None
+                raise StoreFault(f"the store did not answer within {READ_S:g} s") from None
             late = run_ids[asked:]
             unread |= dict.fromkeys(late, LATE)
-            self._tell(late, LATE, f"{asked} runs took {LOOK_S:g} s")
+            self._tell(late, LATE, f"{asked} runs took {READ_S:g} s")
         return Runs(found, unread)
 
     def _tell(self, run_ids: Sequence[str], reason: str, why: str) -> None:

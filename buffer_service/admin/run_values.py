@@ -7,7 +7,7 @@ from typing import Any
 from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.observability.estimate import estimate
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
@@ -17,7 +17,7 @@ def in_short(view: RunView) -> dict[str, Any]:
     """Summary of a run, for the list of runs."""
     return {
         "run_id": view.run_id,
-        "epoch": view.epoch,
+        "term": view.term,
         "published_version": view.published.version,
         "next_step": view.next_step,
         "committed_steps": view.committed_steps,
@@ -31,7 +31,7 @@ def in_short(view: RunView) -> dict[str, Any]:
         "filter_starves": starved(view),
         "paused": view.paused,
         "draining": view.draining,
-        "waits_on": waits_on(Standing.of(view)),
+        "waits_on": waits_on(Situation.of(view)),
     }
 
 
@@ -43,7 +43,7 @@ def whole(view: RunView, evaluations: Sequence[EvaluationView]) -> dict[str, Any
         "groups_balanced": groups_balanced(view),
         "tasks_balanced": tasks_balanced(view),
         "filter_starves": starved(view),
-        "waits_on": waits_on(Standing.of(view)),
+        "waits_on": waits_on(Situation.of(view)),
         "estimate": asdict(estimate(view)),
         "evaluations": [asdict(evaluation) for evaluation in evaluations],
     }

@@ -15,18 +15,18 @@ UNSET = -1
 def pull(
     run_id: str, pull: ops.Pull, *, seen_revision: Revision = NO_REVISION, portion: int = ops.PORTION
 ) -> Command[ops.Batch | ops.Short]:
-    """Close a round of a step if it is its turn and enough is queued, or return the stored one. Evicts what is too
-    stale first; one call takes at most `portion` groups out of the queue.
+    """Close a micro-batch of a step if it is its turn and enough is queued, or return the stored one. Evicts what is
+    too stale first; one call takes at most `portion` groups out of the queue.
 
-    Raises StaleEpoch, StepAhead, WorldSizeMismatch, ReplayGap, RunPaused, FailureBudgetExceeded, InvalidField
-    (train_version, rank, round, batch_groups, world_size).
+    Raises StaleTerm, StepAhead, WorldSizeMismatch, ReplayGap, RunPaused, FailureBudgetExceeded, InvalidField
+    (train_version, rank, micro-batch, batch_groups, world_size).
     """
     if not 0 <= pull.rank < pull.world_size:
         raise InvalidField("rank", pull.rank, f"below world_size {pull.world_size}")
     train_version = UNSET if pull.train_version is None else pull.train_version
     batch_groups = UNSET if pull.batch_groups is None else pull.batch_groups
-    who = (pull.epoch, pull.step, pull.rank, pull.world_size)
-    what = (seen_revision, *who, train_version, pull.round, batch_groups, portion)
+    who = (pull.term, pull.step, pull.rank, pull.world_size)
+    what = (seen_revision, *who, train_version, pull.micro_batch, batch_groups, portion)
 
     def unpacked(tag: str, fields: Fields) -> ops.Batch | ops.Short:
         return _short(pull.step, fields) if tag == "short" else _batch(fields)
@@ -34,25 +34,25 @@ def pull(
     return Command(run_id, "pull", pack(*what, 0), unpacked, again=pack(*what, 1))
 
 
-def report_lost(run_id: str, epoch: int, step: int, payload_keys: Sequence[str]) -> Command[None]:
-    """Say that a pull of that epoch found payloads gone: settle the groups of the step that have these as lost, reopen
-    their tasks. Raises StaleEpoch.
+def report_lost(run_id: str, term: int, step: int, payload_keys: Sequence[str]) -> Command[None]:
+    """Say that a pull of that term found payloads gone: settle the groups of the step that have these as lost, reopen
+    their tasks. Raises StaleTerm.
     """
-    return Command(run_id, "report_lost", pack(epoch, step, list(payload_keys)), nothing)
+    return Command(run_id, "report_lost", pack(term, step, list(payload_keys)), nothing)
 
 
 def commit(
-    run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+    run_id: str, term: int, through_step: int, *, seen_revision: Revision = NO_REVISION
 ) -> Command[tuple[Revision, int]]:
-    """Settle delivered groups as trained: (revision, committed_steps). Raises StaleEpoch, StepAhead."""
-    return Command(run_id, "commit", pack(seen_revision, epoch, through_step), _steps, rest=free(run_id))
+    """Settle delivered groups as trained: (revision, committed_steps). Raises StaleTerm, StepAhead."""
+    return Command(run_id, "commit", pack(seen_revision, term, through_step), _steps, rest=free(run_id))
 
 
 def checkpoint(
-    run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+    run_id: str, term: int, through_step: int, *, seen_revision: Revision = NO_REVISION
 ) -> Command[tuple[Revision, int]]:
-    """Free replay data and tombstones: (revision, checkpointed_steps). Raises StaleEpoch, NotCommitted."""
-    arguments = pack(seen_revision, epoch, through_step)
+    """Free replay data and tombstones: (revision, checkpointed_steps). Raises StaleTerm, NotCommitted."""
+    arguments = pack(seen_revision, term, through_step)
     return Command(run_id, "checkpoint", arguments, _steps, rest=free(run_id), trash=True)
 
 
@@ -84,18 +84,18 @@ def _batch(fields: Fields) -> ops.Batch:
     *facts, shard_tokens, replayed, queued, forks, chunks = fields
     shard = []
     for chunk in chunks:
-        for group_id, _task_id, sequence, payload_key, head, tail, epoch, *_sizes in unpack(chunk):
-            # A fork of a later epoch than the record's clamps it (domain/timeline.py).
-            later = [version for forked, version in forks if forked > epoch]
+        for group_id, _task_id, sequence, payload_key, head, tail, term, *_sizes in unpack(chunk):
+            # A fork of a later term than the record's clamps it (domain/timeline.py).
+            later = [version for forked, version in forks if forked > term]
             shard.append(
                 ops.ShardGroup(text(group_id), text(payload_key), sequence, min([head, *later]), min([tail, *later]))
             )
-    revision, step, round_, final, train_version, *totals, staleness_sum, staleness_max = facts
+    revision, step, micro_batch, final, train_version, *totals, staleness_sum, staleness_max = facts
     groups, samples, tokens, loss_tokens = totals
     return ops.Batch(
         revision=revision,
         step=step,
-        round=round_,
+        micro_batch=micro_batch,
         final=bool(final),
         train_version=train_version,
         total_groups=groups,

@@ -16,11 +16,11 @@ def submit_evaluation(
 ) -> Command[ev.EvaluationSubmitted]:
     """Add an evaluation, or find it.
 
-    Raises StaleEpoch, EvaluationExists, EvaluationsFull, RunPaused, InvalidField (version).
+    Raises StaleTerm, EvaluationExists, EvaluationsFull, RunPaused, InvalidField (version).
     """
     arguments = pack(
         seen_revision,
-        submit.epoch,
+        submit.term,
         submit.eval_id,
         PUBLISHED if submit.version is None else submit.version,
         submit.digest,
@@ -86,10 +86,10 @@ def _results(_tag: str, fields: Fields) -> ev.EvaluationResults:
 
 
 def _view(fields: Fields) -> ev.EvaluationView:
-    eval_id, epoch, version, tasks, pending, finished, failed, stored_bytes, created_ms, failures = fields
+    eval_id, term, version, tasks, pending, finished, failed, stored_bytes, created_ms, failures = fields
     return ev.EvaluationView(
         eval_id=text(eval_id),
-        version=ops.WeightVersion(epoch, version),
+        version=ops.WeightVersion(term, version),
         tasks=tasks,
         pending=pending,
         leased=tasks - pending - finished - failed,

@@ -30,9 +30,9 @@ def push_portion(
     arguments = pack(seen_revision, [_pack_group(*group) for group in groups], int(retry), int(goes_on))
 
     def unpacked(_tag: str, fields: Fields) -> tuple[Revision, ops.WeightVersion, list[ops.Pushed | None]]:
-        revision, epoch, version, outcomes = fields
+        revision, term, version, outcomes = fields
         pushed = [_pushed(*group, outcome) for group, outcome in zip(groups, outcomes, strict=True)]
-        return revision, ops.WeightVersion(epoch, version), pushed
+        return revision, ops.WeightVersion(term, version), pushed
 
     return Command(run_id, "push", arguments, unpacked, payloads)
 
@@ -45,7 +45,7 @@ def abandon_push(run_id: str, payload_keys: Sequence[str]) -> Command[None]:
 def _pushed(facts: ops.GroupFacts, key: str, outcome: bytes | list[bytes]) -> ops.Pushed | None:
     if outcome == b"more":
         return None
-    group_id, sink = f"{facts.task_id}/{facts.generation}", ops.sink_of(facts.lease_id)
+    group_id, sink = f"{facts.task_id}/{facts.incarnation}", ops.sink_of(facts.lease_id)
     if isinstance(outcome, list):
         field, value, limit = (text(part) for part in outcome)
         kind = _REFUSED_FOR.get(field, ops.PushKind.INVALID)
@@ -61,9 +61,9 @@ def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:
     """A pushed group as the script takes it: rules.groups.PUSHED."""
     head, tail = facts.head, facts.tail
     return (
-        *(payload_key, head.epoch, head.version, tail.epoch, tail.version),
+        *(payload_key, head.term, head.version, tail.term, tail.version),
         *(int(facts.spans_versions), int(facts.equal_rewards)),
         [number for entry in length_buckets(facts.response_lengths).items() for number in entry],
-        [number for made, tokens in facts.version_tokens for number in (made.epoch, made.version, tokens)],
+        [number for made, tokens in facts.version_tokens for number in (made.term, made.version, tokens)],
         *_facts(facts),
     )

@@ -10,10 +10,10 @@ UNSET = -1
 
 
 def publish(run_id: str, publish: ops.Publish, *, seen_revision: Revision = NO_REVISION) -> Command[ops.Published]:
-    """Publish and commit in one decision. Raises StaleEpoch, VersionConflict, StepAhead."""
+    """Publish and commit in one decision. Raises StaleTerm, VersionConflict, StepAhead."""
     through = UNSET if publish.commit_through is None else publish.commit_through
     clock = publish.clock or ops.TrainerClock(busy_ms=UNSET, wait_ms=UNSET)
-    what = (publish.epoch, publish.version, publish.manifest, through, clock.busy_ms, clock.wait_ms)
+    what = (publish.term, publish.version, publish.manifest, through, clock.busy_ms, clock.wait_ms)
     return Command(run_id, "publish", pack(seen_revision, *what), _published, rest=free(run_id))
 
 
@@ -22,10 +22,10 @@ def plan_collective(
 ) -> Command[Revision]:
     """Announce a collective update in place of an earlier one; returns the revision.
 
-    A publish of its version or a newer one ends it, and so does a resume. Raises StaleEpoch, VersionConflict,
+    A publish of its version or a newer one ends it, and so does a resume. Raises StaleTerm, VersionConflict,
     RunPaused.
     """
-    return Command(run_id, "plan", pack(seen_revision, plan.epoch, plan.version, plan.plan), just_revision)
+    return Command(run_id, "plan", pack(seen_revision, plan.term, plan.version, plan.plan), just_revision)
 
 
 def weights(run_id: str) -> Command[ops.WeightsView]:
@@ -36,20 +36,20 @@ def weights(run_id: str) -> Command[ops.WeightsView]:
 def report_engine(
     run_id: str, report: ops.EngineReport, *, seen_revision: Revision = NO_REVISION
 ) -> Command[ops.EngineReported]:
-    """Record an engine's state; give or take back its place among those that are out of service for a load."""
+    """Record an engine's state; give or take back its permit to be out of service for a load."""
     prepared = report.prepared or ops.WeightVersion()
     packed = pack(
         report.engine_id,
         report.worker_id,
         report.state,
-        report.loaded.epoch,
+        report.loaded.term,
         report.loaded.version,
         report.reloads,
         report.last_reload_ms,
         report.last_error,
         report.errors,
         report.membership,
-        prepared.epoch,
+        prepared.term,
         prepared.version,
         report.weights_url,
     )
@@ -60,16 +60,16 @@ def report_engine(
 
 
 def _published(_tag: str, fields: Fields) -> ops.Published:
-    revision, epoch, version, committed, _ = fields
-    return ops.Published(revision, ops.WeightVersion(epoch, version), committed)
+    revision, term, version, committed, _ = fields
+    return ops.Published(revision, ops.WeightVersion(term, version), committed)
 
 
 def _weights(_tag: str, fields: Fields) -> ops.WeightsView:
-    revision, epoch, version, manifest, paused, plan, may_load = fields
-    published = ops.WeightVersion(epoch, version)
+    revision, term, version, manifest, paused, plan, may_load = fields
+    published = ops.WeightVersion(term, version)
     return ops.WeightsView(revision, published, manifest, bool(paused), plan, bool(may_load))
 
 
 def _reported(_tag: str, fields: Fields) -> ops.EngineReported:
-    revision, epoch, version, may_load = fields
-    return ops.EngineReported(revision, ops.WeightVersion(epoch, version), bool(may_load))
+    revision, term, version, may_load = fields
+    return ops.EngineReported(revision, ops.WeightVersion(term, version), bool(may_load))

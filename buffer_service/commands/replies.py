@@ -64,7 +64,7 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
     "unknown_run": errors.UnknownRun,
     "unproven_revision": errors.UnprovenRevision,
     "store_rolled_back": errors.StoreRolledBack,
-    "stale_epoch": lambda _run_id, epoch, current: errors.StaleEpoch(epoch, current),
+    "stale_term": lambda _run_id, term, current: errors.StaleTerm(term, current),
     "run_paused": errors.RunPaused,
     "failure_budget_exceeded": lambda _run_id, failed, budget, last_error: errors.FailureBudgetExceeded(
         failed, budget, last_error
@@ -81,13 +81,13 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
         "train_version", value, f"at least the published version {published}"
     ),
     "step_train_version": lambda _run_id, value, version: errors.InvalidField(
-        "train_version", value, f"{version}, that of the step's first round"
+        "train_version", value, f"{version}, that of the step's first micro-batch"
     ),
-    "round_closed": lambda _run_id, value, rounds, step: errors.InvalidField(
-        "round", value, f"below {rounds}, the rounds of step {step}"
+    "micro_batch_closed": lambda _run_id, value, micro_batches, step: errors.InvalidField(
+        "micro_batch", value, f"below {micro_batches}, the micro-batches of step {step}"
     ),
-    "round_ahead": lambda _run_id, value, rounds, step: errors.InvalidField(
-        "round", value, f"at most {rounds}, the next round of step {step}"
+    "micro_batch_ahead": lambda _run_id, value, micro_batches, step: errors.InvalidField(
+        "micro_batch", value, f"at most {micro_batches}, the next micro-batch of step {step}"
     ),
     "batch_groups": lambda _run_id, value, most: errors.InvalidField("batch_groups", value, f"1 to {most}"),
     "equal_shards": lambda _run_id, world_size, groups: errors.InvalidField(
@@ -96,10 +96,10 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
     "equal_ranks": lambda _run_id, world_size, groups: errors.InvalidField(
         "world_size", world_size, f"at most batch_groups {groups} (equal_shards)"
     ),
-    "round_size": lambda _run_id, world_size, most: errors.InvalidField(
+    "micro_batch_size": lambda _run_id, world_size, most: errors.InvalidField(
         "world_size",
         world_size,
-        f"at most {most} ranks: a round of world_size * micro_batch_groups groups must fit max_queued_groups",
+        f"at most {most} ranks: a micro-batch of world_size * micro_batch_groups groups must fit max_queued_groups",
     ),
     "invalid_policy": lambda _run_id, field, why: errors.InvalidPolicy(field, why),
     "policy_changed": errors.PolicyChanged,

@@ -51,8 +51,8 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
         policy=as_policy(policy),
         revision=state["revision"],
         created_ms=state["created_ms"],
-        epoch=state["epoch"],
-        published=ops.WeightVersion(state["epoch"], state["version"]),
+        term=state["term"],
+        published=ops.WeightVersion(state["term"], state["version"]),
         next_step=state["next_step"],
         committed_steps=state["committed_steps"],
         published_steps=state["published_steps"],
@@ -117,19 +117,19 @@ def _staleness_counts(packed: bytes) -> dict[str, list[int]]:
 
 def _engine(fields: Fields, silent_ms: int, tokens: int, busy_ms: int, request_ms: int) -> ops.EngineReport:
     """An engine's report with what is kept beside it."""
-    engine_id, worker_id, state, epoch, version, reloads, last_reload_ms, last_error, errors, *fields = fields
-    membership, prepared_epoch, prepared_version, weights_url = fields
+    engine_id, worker_id, state, term, version, reloads, last_reload_ms, last_error, errors, *fields = fields
+    membership, prepared_term, prepared_version, weights_url = fields
     return ops.EngineReport(
         engine_id=text(engine_id),
         worker_id=text(worker_id),
         state=text(state),
-        loaded=ops.WeightVersion(epoch, version),
+        loaded=ops.WeightVersion(term, version),
         reloads=reloads,
         last_reload_ms=last_reload_ms,
         last_error=text(last_error),
         errors=errors,
         membership=membership,
-        prepared=ops.WeightVersion(prepared_epoch, prepared_version) if prepared_epoch else None,
+        prepared=ops.WeightVersion(prepared_term, prepared_version) if prepared_term else None,
         weights_url=text(weights_url),
         decoded_tokens=tokens,
         decode_busy_ms=busy_ms,

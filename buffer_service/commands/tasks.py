@@ -14,18 +14,18 @@ NO_HEAD = -1
 def submit(run_id: str, submit: ops.Submit, *, seen_revision: Revision = NO_REVISION) -> Command[ops.Submitted]:
     """Add tasks and move the cursor.
 
-    Raises StaleEpoch, CursorConflict, PendingFull, RunPaused, InvalidField (a task id that exists).
+    Raises StaleTerm, CursorConflict, PendingFull, RunPaused, InvalidField (a task id that exists).
     """
     tasks = [(task.task_id, task.priority, task.spec, task.environment) for task in submit.tasks]
     cursors = (submit.expected_cursor, submit.cursor)
-    arguments = pack(seen_revision, submit.epoch, submit.request_id, *cursors, submit.feeder_state, tasks)
+    arguments = pack(seen_revision, submit.term, submit.request_id, *cursors, submit.feeder_state, tasks)
     return Command(run_id, "submit", arguments, _submitted)
 
 
 def lease(
     run_id: str, ask: ops.LeaseAsk, *, seen_revision: Revision = NO_REVISION
 ) -> Command[tuple[ops.Leased, Sequence[str]]]:
-    """Lease tasks: the grants, without their continuations, and the payload keys of these, "" where there is none.
+    """Lease tasks: the grants, without their partial rollouts, and the payload keys of these, "" where there is none.
 
     A store's `lease` fetches them too.
     """
@@ -35,7 +35,7 @@ def lease(
         ask.instance_id,
         ask.request_id,
         ask.engine_id,
-        ask.loaded.epoch,
+        ask.loaded.term,
         ask.loaded.version,
         ask.max_tasks,
         ask.message_bytes,
@@ -65,15 +65,15 @@ def give_back(
     *,
     seen_revision: Revision = NO_REVISION,
 ) -> Command[ops.Returned]:
-    """Return leases with their continuations."""
+    """Return leases with their partial rollouts."""
     payloads, packed = [], []
     for given in returns:
         key = ""
-        if given.continuation:
-            key = new_payload_key(run_id, len(given.continuation))
-            payloads.append((key, given.continuation))
+        if given.partial_rollout:
+            key = new_payload_key(run_id, len(given.partial_rollout))
+            payloads.append((key, given.partial_rollout))
         head = given.head or ops.WeightVersion(0, NO_HEAD)
-        packed.append((given.lease_id, given.kind.value, given.error, key, head.epoch, head.version, given.tokens))
+        packed.append((given.lease_id, given.kind.value, given.error, key, head.term, head.version, given.tokens))
     arguments = pack(seen_revision, worker_id, instance_id, packed)
     return Command(run_id, "give_back", arguments, _returned, payloads)
 
@@ -84,12 +84,12 @@ def _submitted(_tag: str, fields: Fields) -> ops.Submitted:
 
 
 def _leased(_tag: str, fields: Fields) -> tuple[ops.Leased, Sequence[str]]:
-    revision, wait, required, ttl_ms, epoch, version, grants, wanted = fields
+    revision, wait, required, ttl_ms, term, version, grants, wanted = fields
     leased = ops.Leased(
         revision=revision,
         grants=[_grant(*grant) for grant in grants],
         wait=ops.LeaseWait(text(wait)) if wait else None,
-        published=ops.WeightVersion(epoch, version),
+        published=ops.WeightVersion(term, version),
         required_version=required,
         ttl_ms=ttl_ms,
         wanted=ops.Wanted(ops.WeightVersion(wanted[0], wanted[1]), wanted[2]) if wanted else None,
@@ -98,11 +98,11 @@ def _leased(_tag: str, fields: Fields) -> tuple[ops.Leased, Sequence[str]]:
 
 
 def _grant(
-    task_id: bytes, generation: int, attempt: int, spec: bytes, _key: bytes, name: bytes, pinned: Sequence[int]
+    task_id: bytes, incarnation: int, attempt: int, spec: bytes, _key: bytes, name: bytes, pinned: Sequence[int]
 ) -> ops.LeaseGrant:
-    lease_id = f"{text(task_id)}/{generation}/{attempt}"
+    lease_id = f"{text(task_id)}/{incarnation}/{attempt}"
     weights = ops.WeightVersion(*pinned) if pinned else None
-    return ops.LeaseGrant(lease_id, text(name), generation, attempt, spec, b"", weights)
+    return ops.LeaseGrant(lease_id, text(name), incarnation, attempt, spec, b"", weights)
 
 
 def _extended(_tag: str, fields: Fields) -> ops.Extended:

@@ -20,7 +20,7 @@ from buffer_service.domain.timeline import next_train_version
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """The step whose rounds are not all closed: its groups when it is full, and those that it has."""
+    """The step whose micro-batches are not all closed: its groups when it is full, and those that it has."""
 
     target: int = 0
     groups: int = 0

@@ -37,7 +37,7 @@ class EvaluationTask:
 class SubmitEvaluation:
     """A new evaluation; version None: the published one. Equal digests mean equal content."""
 
-    epoch: int
+    term: int
     eval_id: str
     version: int | None
     digest: bytes

@@ -52,14 +52,14 @@ class Page(Generic[ItemT]):
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """A task; `payload_key` is of its continuation, `body_key` of its result, "" for none."""
+    """A task; `payload_key` is of its partial rollout, `body_key` of its result, "" for none."""
 
     task_id: str
     sequence: int
     state: str
     environment: str
     priority: int
-    generation: int
+    incarnation: int
     attempt: int
     failures: int
     error: str
@@ -73,10 +73,10 @@ class TaskFacts:
     instance_id: str
     lease_version: int
     leased_ms: int
-    continuation_tokens: int
+    partial_rollout_tokens: int
     payload_key: str
-    continuation_head: int
-    """Head version of the continuation; -1 where that has no tokens."""
+    partial_rollout_head: int
+    """Head version of the partial rollout; -1 where that has no tokens."""
     accepted_attempt: int
     """Attempt whose group was accepted; -1 without a result, 0 for a group that was pushed without a lease."""
     filtered: bool
@@ -88,7 +88,7 @@ class TaskFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group as it is indexed; round and rank are -1 in the queue."""
+    """A group as it is indexed; micro-batch and rank are -1 in the queue."""
 
     group_id: str
     task_id: str
@@ -107,20 +107,20 @@ class GroupView:
     reward_milli: int
     turns: int
     truncated_samples: int
-    round: int
+    micro_batch: int
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """A step that is forming or assembled; `ranks` are those of its last round."""
+    """A step that is forming or assembled; `ranks` are those of its last micro-batch."""
 
     step: int
     place: Place
     train_version: int
     target_groups: int
     micro_batch_groups: int
-    rounds: int
+    micro_batches: int
     ranks: int
     groups: int
     samples: int

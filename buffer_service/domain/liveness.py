@@ -6,7 +6,7 @@ batch, at most d + b - 1 assembled ones are not covered by a publish. At most d 
 - So the version that will train on the batch is at most floor((d + b - 1) / b) ahead of the published one.
 - Groups made with the newest weights therefore pass every gate that is not refused.
 - The caps of admission, the queue and the quotas leave room for at least one batch beside what the trainer holds.
-  Where batches are streamed it is one round.
+  Where batches are streamed it is one micro-batch.
 - Hence while the batch is short, something is queued, leased, pending or still to be submitted.
 - Each lease ends as a group or as freed capacity.
 
@@ -47,9 +47,9 @@ def _refuse_empty_filters(policy: "RunPolicy") -> None:
 
 
 def _refuse_small_queues(policy: "RunPolicy") -> None:
-    """Raise InvalidPolicy unless the queue can hold what one assembly takes: a batch, or a round of micro-batches."""
+    """Raise InvalidPolicy unless the queue can hold what one assembly takes: a batch, or a micro-batch."""
     n = policy.micro_batch_groups or policy.batch_groups
-    taken = f"a round of {n} groups a rank" if policy.micro_batch_groups else f"a batch of {n} groups"
+    taken = f"a micro-batch of {n} groups a rank" if policy.micro_batch_groups else f"a batch of {n} groups"
     if policy.micro_batch_groups > policy.batch_groups:
         raise InvalidPolicy(
             "micro_batch_groups",
@@ -78,7 +78,9 @@ def _refuse_small_quotas(policy: "RunPolicy") -> None:
         "quota_tokens": policy.queues_in_quota * policy.max_queued_tokens,
         "quota_bytes": policy.queues_in_quota * policy.max_queued_bytes,
     }
-    of_rounds = f", of up to {policy.rounds_of_batch} rounds each" if policy.micro_batch_groups else ""
+    of_micro_batches = (
+        f", of up to {policy.micro_batches_of_batch} micro-batches each" if policy.micro_batch_groups else ""
+    )
     for name, bound in least.items():
         quota = getattr(policy, name)
         if 0 < quota < bound:
@@ -86,7 +88,7 @@ def _refuse_small_quotas(policy: "RunPolicy") -> None:
                 name,
                 f"{quota} is below {bound}, what {batches - 1} uncommitted batches (prefetch_batches "
                 f"{policy.prefetch_batches} + batches_per_publish {policy.batches_per_publish}) and the next one need"
-                + (of_rounds if name != "quota_groups" else ""),
+                + (of_micro_batches if name != "quota_groups" else ""),
             )
 
 

@@ -102,7 +102,7 @@ class RunPolicy:
     environments: tuple[EnvironmentRule, ...] = ()
     """Rules of environments, in order of name, each environment once."""
     staleness_measure: StalenessMeasure = StalenessMeasure.HEAD
-    max_generations: Annotated[int, Between(0, 1_000)] = 0
+    max_incarnations: Annotated[int, Between(0, 1_000)] = 0
     cancel_stale_leases: bool = False
     filter_equal_rewards: bool = False
     filter_min_response_tokens: Annotated[int, Between(0, 1 << 31)] = 0
@@ -164,14 +164,14 @@ class RunPolicy:
         return self.prefetch_batches + self.batches_per_publish
 
     @property
-    def rounds_of_batch(self) -> int:
-        """Largest number of rounds of a batch of N groups: that for one rank; 1 where batches are whole."""
+    def micro_batches_of_batch(self) -> int:
+        """Largest number of micro-batches of a batch of N groups: that for one rank; 1 where batches are whole."""
         return -(-self.batch_groups // self.micro_batch_groups) if self.micro_batch_groups else 1
 
     @property
     def queues_in_quota(self) -> int:
-        """Full queues that a quota must hold: each round of the uncommitted batches and of the next may be one."""
-        return (self.uncommitted_batches + 1) * self.rounds_of_batch
+        """Full queues that a quota must hold: each micro-batch of uncommitted batches and of the next may be one."""
+        return (self.uncommitted_batches + 1) * self.micro_batches_of_batch
 
     def to_store(self) -> dict[str, object]:
         """The policy as the store's scripts read it: integers, names, and [name, share, priority] of environments."""

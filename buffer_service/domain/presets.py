@@ -110,7 +110,7 @@ def queue_max(batch_groups: int, staleness: int) -> Fields:
 
 
 def streaming(batch_groups: int, groups: int, world_size: int = 1) -> Fields:
-    """Batches in rounds of micro-batches of `groups` a rank over a queue of two rounds of world_size ranks, the oldest
+    """Batches in micro-batches of `groups` a rank over a queue of two of world_size ranks, the oldest
     dropped when it is full: hardly any time in the queue.
     """
     return {

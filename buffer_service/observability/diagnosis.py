@@ -23,7 +23,7 @@ _PAUSES: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Situation:
     """State of a run that has to be known to say on whom it waits. Counts are tasks and groups."""
 
     paused: str
@@ -38,8 +38,8 @@ class Standing:
     silent: int = 0
     """Engines that are not heard of any more."""
     draining: bool = False
-    portion: str = "batch"
-    """Unit that the needed groups make: a batch, or a round of one."""
+    unit: str = "batch"
+    """Unit that the needed groups make: a batch, or a micro-batch of one."""
     ready: bool = False
     """True when fewer groups than needed are enough, for their tokens."""
     filter: str = ""
@@ -51,7 +51,7 @@ class Standing:
 
     @classmethod
     def of(cls, view: RunView) -> Self:
-        """The standing of a run."""
+        """The situation of a run."""
         needed, policy = _needed(view), view.policy
         queued = view.groups["queued"]
         short = queued.groups < needed
@@ -67,7 +67,7 @@ class Standing:
             required_version=_required_version(view),
             silent=sum(one.silent_ms >= SILENT_MS and one.state != "stopped" for one in view.engines),
             draining=view.draining,
-            portion="round" if policy.micro_batch_groups else "batch",
+            unit="micro-batch" if policy.micro_batch_groups else "batch",
             ready=not policy.micro_batch_groups and 0 < policy.batch_tokens <= queued.tokens,
             filter=_filter(view) if starved(view) else "",
             room=_room(view, needed) if short else "",
@@ -75,46 +75,46 @@ class Standing:
         )
 
 
-def waits_on(standing: Standing) -> str:
+def waits_on(situation: Situation) -> str:
     """Tell on whom the run waits now."""
-    queued = _counted(standing.queued, "group")
-    if not standing.paused and standing.queued >= standing.needed:
-        return f"the trainer: {queued} queued, {standing.needed} make a {standing.portion}"
-    if not standing.paused and standing.ready:
+    queued = _counted(situation.queued, "group")
+    if not situation.paused and situation.queued >= situation.needed:
+        return f"the trainer: {queued} queued, {situation.needed} make a {situation.unit}"
+    if not situation.paused and situation.ready:
         return f"the trainer: {queued} queued, whose tokens make a batch"
-    return pull_waits_on(standing)
+    return pull_waits_on(situation)
 
 
-def pull_waits_on(standing: Standing, hint: str = "") -> str:
+def pull_waits_on(situation: Situation, hint: str = "") -> str:
     """Tell on whom a pull that found no batch waits. `hint`: the store's own word on why nothing moves, if any."""
-    if standing.paused:
-        return _PAUSES.get(standing.paused, f"a resume: the run is paused ({standing.paused})")
-    stuck = standing.filter or standing.room
+    if situation.paused:
+        return _PAUSES.get(situation.paused, f"a resume: the run is paused ({situation.paused})")
+    stuck = situation.filter or situation.room
     if stuck:
         return stuck
-    if standing.leased:
-        draining = ", the last ones of a run that is being drained" if standing.draining else ""
-        return f"generation: {_counted(standing.leased, 'task')} being generated{draining}"
-    return _without_leases(standing, hint)
+    if situation.leased:
+        draining = ", the last ones of a run that is being drained" if situation.draining else ""
+        return f"generation: {_counted(situation.leased, 'task')} being generated{draining}"
+    return _without_leases(situation, hint)
 
 
-def _without_leases(standing: Standing, hint: str) -> str:
-    if standing.draining:
-        return f"nobody: the run is drained, and what is left makes no {standing.portion}"
-    if not standing.pending:
+def _without_leases(situation: Situation, hint: str) -> str:
+    if situation.draining:
+        return f"nobody: the run is drained, and what is left makes no {situation.unit}"
+    if not situation.pending:
         return "the feeder: no task is pending"
-    if standing.unpublished:
-        return standing.unpublished
-    weights = _weights_too_old(standing)
+    if situation.unpublished:
+        return situation.unpublished
+    weights = _weights_too_old(situation)
     if weights:
         return f"weights: {weights}"
-    if standing.silent and not standing.engines:
-        return f"workers: {_counted(standing.silent, 'engine')} not heard of any more, and there is no other"
+    if situation.silent and not situation.engines:
+        return f"workers: {_counted(situation.silent, 'engine')} not heard of any more, and there is no other"
     return f"workers: {hint or 'no worker holds a lease'}"
 
 
 def _needed(view: RunView) -> int:
-    """Groups of the next batch, or of its next round."""
+    """Groups of the next batch, or of its next micro-batch."""
     policy = view.policy
     if not policy.micro_batch_groups:
         return policy.batch_groups
@@ -152,7 +152,7 @@ def _room(view: RunView, needed: int) -> str:
         if cap and _is_full([queued], unit, cap):
             return (
                 f"an operator: {queued.groups} queued groups fill max_queued_{unit} ({cap}), "
-                f"and {needed} make a {'round' if policy.micro_batch_groups else 'batch'}"
+                f"and {needed} make a {'micro-batch' if policy.micro_batch_groups else 'batch'}"
             )
     return ""
 
@@ -183,17 +183,17 @@ def _is_full(amounts: Sequence[Amount], unit: str, cap: int) -> bool:
     return groups > 0 and held + held // groups > cap
 
 
-def _weights_too_old(standing: Standing) -> str:
+def _weights_too_old(situation: Situation) -> str:
     """Reason why no engine may be given work, where its weights are that reason; else empty."""
-    alive = [(name, state, version) for name, state, version in standing.engines if state != "stopped"]
+    alive = [(name, state, version) for name, state, version in situation.engines if state != "stopped"]
     usable = sorted((-version, name) for name, state, version in alive if state != "quarantined")
     if alive and not usable:
         return f"{_counted(len(alive), 'engine')} quarantined, none is left: their last errors say why"
-    if not usable or -usable[0][0] >= standing.required_version:
+    if not usable or -usable[0][0] >= situation.required_version:
         return ""
     loaded = ", ".join(f"{name} has {-newest}" for newest, name in usable[:_NAMED])
     more = f", and {len(usable) - _NAMED} more" if len(usable) > _NAMED else ""
-    return f"work starts with version {standing.required_version}, and no engine has loaded it: {loaded}{more}"
+    return f"work starts with version {situation.required_version}, and no engine has loaded it: {loaded}{more}"
 
 
 def _counted(number: int, noun: str) -> str:

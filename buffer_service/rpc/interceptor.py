@@ -48,14 +48,14 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        partial_rollout: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 - None where nobody serves the method, which the stubs deny
         """The guarded handler of the method, built once per method; or one that refuses the caller."""
         method = handler_call_details.method
         of_contract = method.startswith(PREFIX)
         if not of_contract and (method == HEALTH_CHECK or not self._gate.asks):
-            return await self._guarded_handler(method, continuation, handler_call_details)
+            return await self._guarded_handler(method, partial_rollout, handler_call_details)
         try:
             # Reflection, and watches of health, which are streams without end.
             rule = RULES.get(method) if of_contract else REFLECTION
@@ -65,17 +65,17 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             CALLER.set(entered)
         except (AccessRefused, NotReady) as refusal:
             return self._refusing(method, refusal)
-        return await self._guarded_handler(method, continuation, handler_call_details)
+        return await self._guarded_handler(method, partial_rollout, handler_call_details)
 
     async def _guarded_handler(
         self,
         method: str,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        partial_rollout: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
         guarded = self._guarded.get(method)
         if guarded is None:
-            handler: Handler | None = await continuation(details)
+            handler: Handler | None = await partial_rollout(details)
             if handler is None:
                 return None
             guarded = self._guarded[method] = self._guard(method, handler)

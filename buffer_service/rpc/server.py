@@ -21,7 +21,7 @@ from buffer_service.rpc.flow.drain import Drain
 from buffer_service.rpc.flow.leasing import Leasing
 from buffer_service.rpc.flow.pushes import Pushes
 from buffer_service.rpc.flow.room import Incoming, Room
-from buffer_service.rpc.flow.waiting import Lines
+from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_service.rpc.interceptor import Guard
 from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.servicers import loop
@@ -101,7 +101,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     shares = Shares(settings.max_token_rpcs, settings.max_token_rpcs_per_s)
     server = grpc.aio.server(interceptors=[Guard(metrics, gate, shares)], options=options)
     drain, janitor = Drain(), Janitor(store)
-    lines = Lines(store.notifications, drain)
+    lines = WaitingLines(store.notifications, drain)
     slots = StreamSlots(settings.max_streams, settings.max_token_streams)
     pushes = Pushes(store, lines, janitor, metrics)
     budget = ByteBudget(settings.blocked_bytes)

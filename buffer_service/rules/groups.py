@@ -1,20 +1,20 @@
 """Facts of a group, in the order in which requests and records have them."""
 
 RECORD = (
-    *("id", "task", "sequence", "payload", "head", "tail", "epoch"),
+    *("id", "task", "sequence", "payload", "head", "tail", "term"),
     *("samples", "tokens", "loss_tokens", "bytes", "spans"),
     *("environment", "priority", "mean", "responses"),
 )
 """Fields of a group's record (store/lua/lib/groups/record.lua), in order."""
 
 MADE = (
-    *("payload", "head_epoch", "head", "tail_epoch", "tail", "spans", "equal_rewards"),
+    *("payload", "head_term", "head", "tail_term", "tail", "spans", "equal_rewards"),
     *("length_buckets", "version_tokens"),
 )
 """Fields of a pushed group that are made for the script, out of its payload key and its facts."""
 
 FACTS = (
-    *("task_id", "generation", "lease_id", "environment"),
+    *("task_id", "incarnation", "lease_id", "environment"),
     *("samples", "tokens", "loss_tokens", "size_bytes", "mean_milli", "mean_reward_milli"),
     *("min_response_tokens", "max_response_tokens", "response_lengths", "rewards"),
     *("response_tokens", "reward_milli", "turns", "truncated_samples", "first_revision"),
@@ -28,4 +28,4 @@ AMOUNT = ("groups", "samples", "tokens", "bytes")
 """Sizes of groups in the ledgers and in sums, in order."""
 
 GATHERED = ("portions", *AMOUNT)
-"""Fields of a run's state on groups that are gathered for a round, in order."""
+"""Fields of a run's state on groups that are gathered for a micro-batch, in order."""

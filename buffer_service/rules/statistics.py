@@ -33,13 +33,13 @@ STATISTICS: Mapping[str, Statistic] = {
         "assembled_groups_spanning_versions",
         "Groups of assembled steps whose tokens came from more than one weight version.",
     ),
-    "continuation_tokens_discarded": Statistic(
-        "continuation_discarded_tokens",
-        "Tokens of continuations that were given up because their head was too stale.",
+    "partial_rollout_tokens_discarded": Statistic(
+        "partial_rollout_discarded_tokens",
+        "Tokens of partial rollouts that were given up because their head was too stale.",
     ),
-    "continuations_beyond_spread": Statistic(
-        "continuations_beyond_spread",
-        "Continuations given up because the engine was too many versions ahead of them.",
+    "partial_rollouts_beyond_spread": Statistic(
+        "partial_rollouts_beyond_spread",
+        "Partial rollouts given up because the engine was too many versions ahead of them.",
     ),
     "staleness_max": Statistic(),
     "recent_acceptance_ppm": Statistic(begins=1_000_000),

@@ -15,7 +15,7 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Shortest time between two looks at the files, which only new connections cause."""
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -73,7 +73,7 @@ class Certificates:
         """Material in force, read again if the files have changed; they are looked at once a second."""
         with self._lock:
             now = self._clock()
-            if now - self._looked >= LOOK_S:
+            if now - self._looked >= POLL_S:
                 self._looked = now
                 self._refresh()
             return self._material

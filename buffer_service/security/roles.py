@@ -48,7 +48,7 @@ def _rule(*roles: Role, run_at: RunAt = RunAt.REF) -> Rule:
 
 _WORKER = _rule(Role.WORKER)
 _TRAINER = _rule(Role.TRAINER)
-_LOOK = _rule(Role.TRAINER, Role.READER)
+_READ = _rule(Role.TRAINER, Role.READER)
 _PUSH = _rule(Role.WORKER, Role.TRAINER, run_at=RunAt.BYTES)
 """Rule of pushes, for trainers too: frameworks that generate by themselves have no worker."""
 
@@ -62,7 +62,7 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
         "DrainRun": _TRAINER,
         "ContinueRun": _TRAINER,
         "DeleteRun": _rule(),
-        "ExportRecords": _LOOK,
+        "ExportRecords": _READ,
     },
     "TaskService": {
         "SubmitTasks": _TRAINER,
@@ -85,18 +85,18 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
     },
     "EvaluationService": {
         "SubmitEvaluation": _TRAINER,
-        "GetEvaluation": _LOOK,
-        "ReadEvaluation": _LOOK,
-        "ListEvaluations": _LOOK,
+        "GetEvaluation": _READ,
+        "ReadEvaluation": _READ,
+        "ListEvaluations": _READ,
         "DeleteEvaluation": _TRAINER,
     },
     "InspectService": {
-        "ListTasks": _LOOK,
-        "GetTask": _LOOK,
-        "ListGroups": _LOOK,
-        "GetGroup": _LOOK,
-        "ListBatches": _LOOK,
-        "GetWaits": _LOOK,
+        "ListTasks": _READ,
+        "GetTask": _READ,
+        "ListGroups": _READ,
+        "GetGroup": _READ,
+        "ListBatches": _READ,
+        "GetWaits": _READ,
     },
 }
 

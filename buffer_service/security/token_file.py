@@ -19,7 +19,7 @@ from buffer_service.security.tokens import TokenSet, TokensRefused
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Shortest time between two looks at the file: how long a revoked token may still be good."""
 
 Stamp = tuple[int, int, int]
@@ -42,7 +42,7 @@ class TokenFile:
     def look(self, *, at_once: bool = False) -> TokenSet:
         """The tokens, read again if the file has changed; looked at once a second, or `at_once`."""
         now = self._clock()
-        if at_once or now - self._looked >= LOOK_S:
+        if at_once or now - self._looked >= POLL_S:
             # One at a time: tokens that were read earlier must not follow those that were read later.
             with self._lock:
                 self._looked = now

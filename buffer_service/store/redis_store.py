@@ -125,13 +125,13 @@ class RedisRunStore:
         return await self._housekeeping.sweep()
 
     async def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: Revision = NO_REVISION) -> ops.Leased:
-        """Lease tasks with their continuations; of one that is gone the attempt starts anew."""
+        """Lease tasks with their partial rollouts; of one that is gone the attempt starts anew."""
         leased, keys = await self.call(tasks.lease(run_id, ask, seen_revision=seen_revision))
         if not any(keys):
             return leased
         found = iter(await self._connection.fetch([key for key in keys if key]))
         bodies = [bytes(next(found) or b"") if key else b"" for key in keys]
-        grants = [replace(grant, continuation=body) for grant, body in zip(leased.grants, bodies, strict=True)]
+        grants = [replace(grant, partial_rollout=body) for grant, body in zip(leased.grants, bodies, strict=True)]
         return replace(leased, grants=grants)
 
     async def push(

@@ -20,7 +20,7 @@ from buffer_service.store.embedded.server import EmbeddedStore
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 0.1
+POLL_S = 0.1
 FOLDER = "appendonlydir"
 PIDFD_GETFD = 438
 """Number of the system call pidfd_getfd (Linux 5.6), the same on every architecture."""
@@ -51,7 +51,7 @@ async def watch(store: EmbeddedStore) -> None:
                 )
                 return
             seen = (None, 0)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 def append_always(pid: int) -> None:

@@ -17,7 +17,7 @@ from buffer_wire.errors import StoreFault
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 0.1
+POLL_S = 0.1
 RESERVE_BYTES = 64 << 20
 """Room that is left to others: the next log line, service.json, the shrinking of the append-only file."""
 LARGEST_SHARE = 20
@@ -51,4 +51,4 @@ async def watch(store: EmbeddedStore) -> None:
                     log.info("the store takes writes again: its disk has room", folder=str(store.data_dir))
                 else:
                     log.error("the store refuses writes: its disk has no room", folder=str(store.data_dir))
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)

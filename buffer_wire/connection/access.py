@@ -14,7 +14,7 @@ from typing import Self
 
 from buffer_wire.errors import InvalidField
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Shortest time between two looks at a token file."""
 
 SYSTEM = "system"
@@ -147,7 +147,7 @@ class TokenSource:
     @property
     def current(self) -> str:
         """The token to send; empty for none."""
-        if self._file is not None and time.monotonic() - self._looked >= LOOK_S:
+        if self._file is not None and time.monotonic() - self._looked >= POLL_S:
             self._look()
         return self._token
 

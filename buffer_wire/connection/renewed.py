@@ -25,7 +25,7 @@ Make = Callable[[TlsMaterial | None], Any]
 """Makes a channel, blocking or asyncio, with the certificates given."""
 
 
-class _Line:
+class _CountedChannel:
     """A channel, and the number of calls on it."""
 
     __slots__ = ("calls", "channel", "material")
@@ -46,14 +46,14 @@ class RenewedChannel:
         # A call that is collected as garbage ends at once, in the thread that holds the lock, it may be.
         self._lock = threading.RLock()
         material = files.current if files is not None else None
-        self._line = _Line(make(material), material)
-        self._replaced: set[_Line] = set()
+        self._present = _CountedChannel(make(material), material)
+        self._replaced: set[_CountedChannel] = set()
         """Replaced channels that still had calls when a call began last."""
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the channel's own
-        return getattr(self._line.channel, name)
+        return getattr(self._present.channel, name)
 
     def __enter__(self) -> Self:
         return self
@@ -71,9 +71,9 @@ class RenewedChannel:
         """Close the connections, as the channel's own `close` does."""
         with self._lock:
             self._closed = True
-            lines = [self._line, *self._replaced]
+            channels = [self._present, *self._replaced]
             self._replaced.clear()
-        ends = [line.channel.close(*grace) for line in lines]
+        ends = [counted.channel.close(*grace) for counted in channels]
         return _all_of(ends) if inspect.isawaitable(ends[0]) else None
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - as the channel's
@@ -94,70 +94,70 @@ class RenewedChannel:
 
     def _way(self, kind: str, made_with: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
         tokens = self._tokens
-        made: tuple[_Line, Callable[..., Any]] | None = None
+        made: tuple[_CountedChannel, Callable[..., Any]] | None = None
         """The way to call that the newest channel used made."""
 
         def called(*args: Any, metadata: Iterable[tuple[str, str]] | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
             nonlocal made
-            line = self._begin()
+            counted = self._begin()
             ended = False
             try:
                 # Of its own: another thread may call the same way.
                 newest = made
-                if newest is None or newest[0] is not line:
-                    newest = made = (line, getattr(line.channel, kind)(*made_with, **named))
+                if newest is None or newest[0] is not counted:
+                    newest = made = (counted, getattr(counted.channel, kind)(*made_with, **named))
                 call = newest[1](*args, metadata=(*(metadata or ()), *bearer(tokens.current)), **kwargs)
-                ended = not self._told_of_end(call, line)
+                ended = not self._told_of_end(call, counted)
             except BaseException:
                 ended = True
                 raise
             finally:
                 if ended:
-                    self._end(line)
+                    self._end(counted)
             return call
 
         return called
 
-    def _told_of_end(self, call: Any, line: _Line) -> bool:  # noqa: ANN401 - a call, or the reply of a blocking one
+    def _told_of_end(self, call: Any, counted: _CountedChannel) -> bool:  # noqa: ANN401 - a call, or the reply of a blocking one
         """False when the call has ended already; otherwise `_end` comes, once, when it does."""
         if hasattr(call, "add_callback"):
             # gRPC says nothing of the end of a stream that its caller's thread reads and does not read to its status.
-            end = weakref.finalize(call, self._end, line)
+            end = weakref.finalize(call, self._end, counted)
             end.atexit = False
             told = bool(call.add_callback(end))
             if not told:
                 end.detach()
             return told
         if hasattr(call, "add_done_callback"):
-            call.add_done_callback(lambda _: self._end(line))
+            call.add_done_callback(lambda _: self._end(counted))
             return True
         return False
 
-    def _begin(self) -> _Line:
+    def _begin(self) -> _CountedChannel:
         """The channel for a call that begins now; another one than before if the certificates have changed."""
         material = self._files.current if self._files is not None else None
-        ended: list[_Line] = []
+        ended: list[_CountedChannel] = []
         with self._lock:
-            line = self._line
-            if material is not line.material and material != line.material and not self._closed:
-                self._line = _Line(self._make(material), material)
-                self._replaced.add(line)
-                line = self._line
-            line.calls += 1
+            counted = self._present
+            if material is not counted.material and material != counted.material and not self._closed:
+                self._present = _CountedChannel(self._make(material), material)
+                self._replaced.add(counted)
+                counted = self._present
+            counted.calls += 1
             if self._replaced:
                 ended = [one for one in self._replaced if not one.calls]
                 self._replaced.difference_update(ended)
         # Not where the end is told: gRPC's own thread would wait for itself there, and a fork not for that thread.
         for one in ended:
             self._close(one)
-        return line
+        return counted
 
-    def _end(self, line: _Line) -> None:
+    def _end(self, counted: _CountedChannel) -> None:
         with self._lock:
-            line.calls -= 1
+            counted.calls -= 1
 
-    def _close(self, line: _Line) -> None:
-        end = line.channel.close()
+    def _close(self, counted: _CountedChannel) -> None:
+        end = counted.channel.close()
         if inspect.isawaitable(end):
             task = asyncio.ensure_future(_all_of([end]))
             self._closing.add(task)

@@ -12,7 +12,7 @@ from pathlib import Path
 from buffer_wire.connection.access import SYSTEM, Access
 from buffer_wire.errors import InvalidField
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Shortest time between two looks at the files."""
 
 _FIELDS = ("tls_ca", "tls_key", "tls_cert")
@@ -46,7 +46,7 @@ class TlsFiles:
     def current(self) -> TlsMaterial:
         """Material in force: the same object until the files have changed. The files are looked at once a second."""
         now = self._clock()
-        if now - self._looked >= LOOK_S:
+        if now - self._looked >= POLL_S:
             self._looked = now
             try:
                 if self._stamped() != self._in_force[0]:

@@ -11,7 +11,7 @@
     ├── AccessRefused                      who calls is not known, or may not
     │   └── Unauthenticated / PermissionDenied
     ├── Fenced                             somebody else has taken over
-    │   └── StaleEpoch
+    │   └── StaleTerm
     ├── NotReady                           the same request can succeed later
     │   ├── BatchNotReady / EvaluationNotReady
     │   └── PendingFull / PolicyChanged / CollectiveFailed
@@ -65,7 +65,7 @@ from buffer_wire.errors.runs import (
     PolicyChanged,
     ReplayGap,
     RunPaused,
-    StaleEpoch,
+    StaleTerm,
     StoreRolledBack,
 )
 from buffer_wire.errors.stores import (
@@ -102,7 +102,7 @@ __all__ = [
     "RolloutBufferError",
     "RunExists",
     "RunPaused",
-    "StaleEpoch",
+    "StaleTerm",
     "StepAhead",
     "StoreFault",
     "StoreOutOfDisk",

@@ -159,14 +159,14 @@ class StepAhead(InvalidRequest):
 
 
 class WorldSizeMismatch(InvalidRequest):
-    """World size is fixed per epoch. Attributes: world_size, expected."""
+    """World size is fixed per term. Attributes: world_size, expected."""
 
     reason = "world_size_mismatch"
     code = "FAILED_PRECONDITION"
 
     def __init__(self, world_size: int, expected: int) -> None:
         super().__init__(
-            f"world_size is {world_size} but this epoch pulls with {expected}; resume to change it",
+            f"world_size is {world_size} but this term pulls with {expected}; resume to change it",
             world_size=world_size,
             expected=expected,
         )

@@ -12,16 +12,16 @@ class Fenced(RolloutBufferError):
     code = "FAILED_PRECONDITION"
 
 
-class StaleEpoch(Fenced):
-    """The caller's epoch is not the run's, or that of a deleted run of the same name. Attributes: epoch, current."""
+class StaleTerm(Fenced):
+    """The caller's term is not the run's, or that of a deleted run of the same name. Attributes: term, current."""
 
-    reason = "stale_epoch"
+    reason = "stale_term"
 
-    def __init__(self, epoch: int, current: int) -> None:
-        why = "another trainer has resumed it" if epoch != current else "this one is of a deleted run of the same name"
+    def __init__(self, term: int, current: int) -> None:
+        why = "another trainer has resumed it" if term != current else "this one is of a deleted run of the same name"
         super().__init__(
-            f"epoch is {epoch} but the run is at epoch {current}: {why}",
-            epoch=epoch,
+            f"term is {term} but the run is at term {current}: {why}",
+            term=term,
             current=current,
         )
 

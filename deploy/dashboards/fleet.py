@@ -1,6 +1,6 @@
 """Dashboard of the fleet: which engine lags, how long reloads take, and what becomes of leases and tasks."""
 
-from deploy.dashboards.panels import Line, Lines, Number
+from deploy.dashboards.panels import Number, Series, TimeSeries
 from deploy.dashboards.queries import of_run, run_rate
 from deploy.dashboards.rendering import Dashboard, Row
 
@@ -16,7 +16,7 @@ _NOW = Row(
         Number(
             title="Engines ready",
             description="Engines that serve. None: see the runbook of RolloutBufferNoEngineReady.",
-            line=Line(_engines("ready"), "ready"),
+            line=Series(_engines("ready"), "ready"),
             unit="none",
             words=[(0, 0, "none", "red")],
         ),
@@ -26,7 +26,7 @@ _NOW = Row(
                 "Engines that could not load new weights in time and get no work. `rollout-buffer run show` has each "
                 "one's last error."
             ),
-            line=Line(_engines("quarantined"), "quarantined"),
+            line=Series(_engines("quarantined"), "quarantined"),
             unit="none",
             limits=[(1, "red")],
         ),
@@ -36,7 +36,7 @@ _NOW = Row(
                 "Engines that were not heard of for a minute and did not say good-bye: their worker was killed or "
                 "cannot reach the service. Forgotten after an hour."
             ),
-            line=Line(_engines("silent"), "silent"),
+            line=Series(_engines("silent"), "silent"),
             unit="none",
             limits=[(1, "red")],
         ),
@@ -46,20 +46,20 @@ _NOW = Row(
                 "Published version minus the oldest that a ready engine has loaded. Above max_staleness the groups of "
                 "that engine are too old when they are made."
             ),
-            line=Line(of_run("engine_lag_max_versions"), "versions"),
+            line=Series(of_run("engine_lag_max_versions"), "versions"),
             unit="none",
             limits=[(2, "yellow"), (4, "red")],
         ),
         Number(
             title="Tasks in flight",
             description="Groups that are being generated: leases that workers hold.",
-            line=Line(of_run("tasks", state="leased"), "leased"),
+            line=Series(of_run("tasks", state="leased"), "leased"),
             unit="none",
         ),
         Number(
             title="Published version",
             description="The weights that engines should have.",
-            line=Line(of_run("published_version"), "version"),
+            line=Series(of_run("published_version"), "version"),
             unit="none",
         ),
     ],
@@ -68,7 +68,7 @@ _NOW = Row(
 _ENGINES = Row(
     "Engines",
     [
-        Lines(
+        TimeSeries(
             title="Engines by state",
             description=(
                 "loading for long: fetching or loading weights takes as long as a step, see the reload times. "
@@ -76,9 +76,9 @@ _ENGINES = Row(
             ),
             unit="none",
             stacked=True,
-            lines=[Line(of_run("engines", "state"), "{{state}}")],
+            lines=[Series(of_run("engines", "state"), "{{state}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Lag of the slowest ready engine",
             description=(
                 "Above the dashed line what that engine makes cannot be trained any more. Look for slow weight "
@@ -86,21 +86,21 @@ _ENGINES = Row(
             ),
             unit="none",
             lines=[
-                Line(of_run("engine_lag_max_versions"), "versions behind"),
-                Line(of_run("staleness_limit_versions"), "max_staleness", dashed=True),
+                Series(of_run("engine_lag_max_versions"), "versions behind"),
+                Series(of_run("staleness_limit_versions"), "max_staleness", dashed=True),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Longest silence",
             description=(
                 "Since the last report of an engine that has not stopped. Workers report every 30 s at least; after "
                 "60 s the engine counts as silent."
             ),
             unit="s",
-            lines=[Line(of_run("engine_silent_max_seconds"), "silence")],
+            lines=[Series(of_run("engine_silent_max_seconds"), "silence")],
             limits=[(60, "red")],
         ),
-        Lines(
+        TimeSeries(
             title="Reloads",
             description=(
                 "Weight updates that engines finished, in a second, over all of them. Fewer than engines times "
@@ -108,9 +108,9 @@ _ENGINES = Row(
             ),
             unit="ops",
             width=6,
-            lines=[Line(run_rate("engine_reloads_total"), "reloads")],
+            lines=[Series(run_rate("engine_reloads_total"), "reloads")],
         ),
-        Lines(
+        TimeSeries(
             title="Time of a reload",
             description=(
                 "Of each engine's last weight update, from pause to continue; what it decodes stands still meanwhile, "
@@ -119,11 +119,11 @@ _ENGINES = Row(
             unit="s",
             width=6,
             lines=[
-                Line(of_run("engine_last_reload_mean_seconds"), "mean over engines"),
-                Line(of_run("engine_last_reload_max_seconds"), "longest"),
+                Series(of_run("engine_last_reload_mean_seconds"), "mean over engines"),
+                Series(of_run("engine_last_reload_max_seconds"), "longest"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Time of a reload, by phase",
             description=(
                 "Mean seconds of each phase of a weight update. fetch: the network or the publisher. wait: for a turn, "
@@ -133,10 +133,12 @@ _ENGINES = Row(
             width=6,
             stacked=True,
             lines=[
-                Line(f"{run_rate('reload_seconds_total', 'phase')} / {run_rate('reloads_total', 'phase')}", "{{phase}}")
+                Series(
+                    f"{run_rate('reload_seconds_total', 'phase')} / {run_rate('reloads_total', 'phase')}", "{{phase}}"
+                )
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Engine errors",
             description=(
                 "Calls of engines and loads that failed. `rollout-buffer run show` has each engine's last error; the "
@@ -144,7 +146,7 @@ _ENGINES = Row(
             ),
             unit="ops",
             width=6,
-            lines=[Line(run_rate("engine_errors_total"), "errors")],
+            lines=[Series(run_rate("engine_errors_total"), "errors")],
         ),
     ],
 )
@@ -152,7 +154,7 @@ _ENGINES = Row(
 _WORK = Row(
     "Leases and tasks",
     [
-        Lines(
+        TimeSeries(
             title="Leases",
             description=(
                 "granted should be about what is accepted. Many expired: workers die or hang; many returned: engines "
@@ -160,53 +162,55 @@ _WORK = Row(
             ),
             unit="ops",
             lines=[
-                Line(run_rate(f"leases_{what}_total"), what) for what in ("granted", "expired", "returned", "cancelled")
+                Series(run_rate(f"leases_{what}_total"), what)
+                for what in ("granted", "expired", "returned", "cancelled")
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Tasks by state",
             description=(
                 "pending near 0: the feeder does not keep up. leased far below what the engines can hold: admission "
                 "holds back, or workers are missing."
             ),
             unit="none",
-            lines=[Line(of_run("tasks", "state", state="~pending|leased"), "{{state}}")],
+            lines=[Series(of_run("tasks", "state", state="~pending|leased"), "{{state}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Failed and cancelled tasks",
             description=(
                 "Tasks that were given up for good. Failed ones count against the policy's failure_budget; beyond it "
                 "the run pauses."
             ),
             unit="none",
-            lines=[Line(of_run("tasks", "state", state="~failed|cancelled"), "{{state}}")],
+            lines=[Series(of_run("tasks", "state", state="~failed|cancelled"), "{{state}}")],
         ),
-        Lines(
-            title="Continuations given up",
+        TimeSeries(
+            title="Partial rollouts given up",
             description=(
-                "Tokens of partial work that was thrown away because its head was too stale, and continuations beyond "
+                "Tokens of partial work that was thrown away because its head was too stale, and partial rollouts "
+                "beyond "
                 "max_version_spread. Much of it: engines are interrupted too often, or the limits are tight."
             ),
             unit="ops",
             lines=[
-                Line(run_rate("continuation_discarded_tokens_total"), "tokens"),
-                Line(run_rate("continuations_beyond_spread_total"), "continuations beyond the spread"),
+                Series(run_rate("partial_rollout_discarded_tokens_total"), "tokens"),
+                Series(run_rate("partial_rollouts_beyond_spread_total"), "partial rollouts beyond the spread"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Tasks of evaluations",
             description=("Of the evaluations that are kept, by state. Pending for long: no worker takes evaluations."),
             unit="none",
             stacked=True,
-            lines=[Line(of_run("evaluation_tasks", "state"), "{{state}}")],
+            lines=[Series(of_run("evaluation_tasks", "state"), "{{state}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Evaluations that are kept",
             description="Delete those that were read (`delete` of the evaluation): they take the memory of the store.",
             unit="none",
             lines=[
-                Line(of_run("evaluations"), "evaluations"),
-                Line(of_run("evaluation_stored_bytes"), "bytes", right_axis_unit="bytes"),
+                Series(of_run("evaluations"), "evaluations"),
+                Series(of_run("evaluation_stored_bytes"), "bytes", right_axis_unit="bytes"),
             ],
         ),
     ],

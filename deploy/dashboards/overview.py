@@ -1,6 +1,6 @@
 """Is the run bound by rollouts or by training, is it starved, what was lost and why: the first dashboard to look at."""
 
-from deploy.dashboards.panels import Line, Lines, Number
+from deploy.dashboards.panels import Number, Series, TimeSeries
 from deploy.dashboards.queries import of_run, run_rate, run_slope
 from deploy.dashboards.rendering import Dashboard, Row
 
@@ -17,7 +17,7 @@ _VERDICT = Row(
                 "Whether an operator or the service holds the run. Paused: nothing is leased and nothing is assembled; "
                 "`rollout-buffer status` says why, `rollout-buffer run continue` ends it. Draining: it ends by itself."
             ),
-            line=Line(
+            line=Series(
                 f"max(2 * {of_run('paused', 'run')} or {of_run('draining', 'run')})",
                 "state",
             ),
@@ -30,7 +30,7 @@ _VERDICT = Row(
                 "take GPUs from training. Above 1.1 training is: the queue only makes groups older, so make it "
                 "shorter or move GPUs. Where pushes wait or admission holds back, the true value is higher."
             ),
-            line=Line(of_run("utilization_ratio"), "ρ"),
+            line=Series(of_run("utilization_ratio"), "ρ"),
             unit="none",
             words=[
                 (0, 0.9, "rollouts", "blue"),
@@ -44,7 +44,7 @@ _VERDICT = Row(
                 "Share of its time that the trainer waits for a batch. Above a half it is starved: look at the queue, "
                 "the losses and the fleet below, in this order."
             ),
-            line=Line(of_run("trainer_idle_ratio"), "idle"),
+            line=Series(of_run("trainer_idle_ratio"), "idle"),
             unit="percentunit",
             limits=[(0.2, "yellow"), (0.5, "red")],
         ),
@@ -54,7 +54,7 @@ _VERDICT = Row(
                 "Share of the time in which an engine decodes anything. Low while the trainer waits: too few tasks, "
                 "environments that take long, or a queue that pushes wait for."
             ),
-            line=Line(of_run("engine_busy_ratio"), "busy"),
+            line=Series(of_run("engine_busy_ratio"), "busy"),
             unit="percentunit",
         ),
         Number(
@@ -63,7 +63,7 @@ _VERDICT = Row(
                 "Mean versions between the first token of a group and the weights that train on it, as measured. "
                 "The dashboard Staleness says where they come from."
             ),
-            line=Line(MEASURED, "versions"),
+            line=Series(MEASURED, "versions"),
             unit="none",
             limits=[(4, "yellow"), (8, "red")],
         ),
@@ -73,7 +73,7 @@ _VERDICT = Row(
                 "Of this run and of the service, by the rules in the chart's files/alerts; docs/runbooks.md says what "
                 "to do about each."
             ),
-            line=Line(
+            line=Series(
                 'count(ALERTS{alertname=~"RolloutBuffer.+",alertstate="firing",namespace=~"$namespace",run=~"$run|"})'
                 " or vector(0)",
                 "alerts",
@@ -87,7 +87,7 @@ _VERDICT = Row(
 _THROUGHPUT = Row(
     "Throughput",
     [
-        Lines(
+        TimeSeries(
             title="Tokens",
             description=(
                 "What engines decode and what is trained, over the last publishes. What lies between them is lost, "
@@ -95,20 +95,20 @@ _THROUGHPUT = Row(
             ),
             unit="short",
             lines=[
-                Line(of_run("decoded_tokens_per_second"), "decoded, tokens/s"),
-                Line(of_run("trained_tokens_per_second"), "trained, tokens/s"),
+                Series(of_run("decoded_tokens_per_second"), "decoded, tokens/s"),
+                Series(of_run("trained_tokens_per_second"), "trained, tokens/s"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Groups",
             description=(
                 "Groups accepted from workers and put into batches. Accepted far above assembled: training is the "
                 "bottleneck and groups are dropped, or they are filtered."
             ),
             unit="ops",
-            lines=[Line(run_rate("summed_groups_total", "stage"), "{{stage}}")],
+            lines=[Series(run_rate("summed_groups_total", "stage"), "{{stage}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Idle shares",
             description=(
                 "One of both near 0 is a loop that is bound by that side. Both high: the policy, tasks or "
@@ -117,11 +117,11 @@ _THROUGHPUT = Row(
             unit="percentunit",
             at_most=1,
             lines=[
-                Line(of_run("trainer_idle_ratio"), "trainer waits"),
-                Line(f"1 - {of_run('engine_busy_ratio')}", "engines decode nothing"),
+                Series(of_run("trainer_idle_ratio"), "trainer waits"),
+                Series(f"1 - {of_run('engine_busy_ratio')}", "engines decode nothing"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Times",
             description=(
                 "From batch to batch, and from a group's lease to its acceptance. Generation that takes several "
@@ -129,11 +129,11 @@ _THROUGHPUT = Row(
             ),
             unit="s",
             lines=[
-                Line(of_run("train_period_seconds"), "batch to batch"),
-                Line(of_run("group_generation_mean_seconds"), "generation of a group, mean"),
+                Series(of_run("train_period_seconds"), "batch to batch"),
+                Series(of_run("group_generation_mean_seconds"), "generation of a group, mean"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Progress",
             description=(
                 "Assembled, trained and checkpointed steps, and the published version. Lines that part: the trainer "
@@ -141,20 +141,20 @@ _THROUGHPUT = Row(
             ),
             unit="none",
             lines=[
-                Line(of_run("next_step"), "assembled steps"),
-                Line(of_run("committed_steps"), "trained steps"),
-                Line(of_run("checkpointed_steps"), "checkpointed steps"),
-                Line(of_run("published_version"), "published version"),
+                Series(of_run("next_step"), "assembled steps"),
+                Series(of_run("committed_steps"), "trained steps"),
+                Series(of_run("checkpointed_steps"), "checkpointed steps"),
+                Series(of_run("published_version"), "published version"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Tasks",
             description=(
                 "Tasks by state. None pending: the feeder is too slow or the data is at its end. Many failed: look at "
                 "the workers' logs and at `rollout-buffer run show`."
             ),
             unit="none",
-            lines=[Line(of_run("tasks", "state", state="~pending|leased|failed"), "{{state}}")],
+            lines=[Series(of_run("tasks", "state", state="~pending|leased|failed"), "{{state}}")],
         ),
     ],
 )
@@ -162,7 +162,7 @@ _THROUGHPUT = Row(
 _QUEUE = Row(
     "Queue",
     [
-        Lines(
+        TimeSeries(
             title="Queued groups",
             description=(
                 "Groups that wait for a batch, between the batch size and the cap. Always at the cap: training is the "
@@ -170,21 +170,21 @@ _QUEUE = Row(
             ),
             unit="none",
             lines=[
-                Line(of_run("queue_groups"), "queued"),
-                Line(of_run("queue_limit_groups"), "cap", dashed=True),
-                Line(of_run("batch_groups"), "batch", dashed=True),
+                Series(of_run("queue_groups"), "queued"),
+                Series(of_run("queue_limit_groups"), "cap", dashed=True),
+                Series(of_run("batch_groups"), "batch", dashed=True),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Queued bytes and tokens",
             description="Sizes of what is queued; the caps are max_queued_bytes and max_queued_tokens of the policy.",
             unit="bytes",
             lines=[
-                Line(of_run("queue_bytes"), "bytes"),
-                Line(of_run("queue_tokens"), "tokens", right_axis_unit="short"),
+                Series(of_run("queue_bytes"), "bytes"),
+                Series(of_run("queue_tokens"), "tokens", right_axis_unit="short"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Where accepted groups are",
             description=(
                 "What the run holds in the store. Delivered that grows: the trainer does not commit. At the quota "
@@ -193,8 +193,8 @@ _QUEUE = Row(
             unit="none",
             stacked=True,
             lines=[
-                Line(of_run("ledger_groups", "disposition", disposition=_HELD), "{{disposition}}"),
-                Line(of_run("quota_limit_groups"), "quota", dashed=True),
+                Series(of_run("ledger_groups", "disposition", disposition=_HELD), "{{disposition}}"),
+                Series(of_run("quota_limit_groups"), "quota", dashed=True),
             ],
         ),
     ],
@@ -203,7 +203,7 @@ _QUEUE = Row(
 _LOSSES = Row(
     "Losses",
     [
-        Lines(
+        TimeSeries(
             title="Groups lost, by what became of them",
             description=(
                 "dropped_overflow: the queue was full, training is the bottleneck. dropped_stale, recycled: beyond "
@@ -212,22 +212,22 @@ _LOSSES = Row(
             ),
             unit="ops",
             stacked=True,
-            lines=[Line(run_slope("ledger_groups", "disposition", disposition=_LOST), "{{disposition}}")],
+            lines=[Series(run_slope("ledger_groups", "disposition", disposition=_LOST), "{{disposition}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Share of all groups so far",
             description="What became of the accepted groups since the run began; the rest is trained or still held.",
             unit="percentunit",
             at_most=1,
             lines=[
-                Line(
+                Series(
                     f"{of_run('ledger_groups', 'disposition', disposition=_LOST)}"
                     f" / ignoring (disposition) group_left () ({of_run('ledger_groups', disposition='accepted')} > 0)",
                     "{{disposition}}",
                 )
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Filter",
             description=(
                 "Groups that the policy filtered, by reason, and the share of recent groups that pass. Below "
@@ -235,11 +235,11 @@ _LOSSES = Row(
             ),
             unit="ops",
             lines=[
-                Line(run_rate("filtered_groups_total", "reason"), "{{reason}}"),
-                Line(of_run("recent_acceptance_ratio"), "pass", right_axis_unit="percentunit"),
+                Series(run_rate("filtered_groups_total", "reason"), "{{reason}}"),
+                Series(of_run("recent_acceptance_ratio"), "pass", right_axis_unit="percentunit"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Leases that came to nothing",
             description=(
                 "expired: a worker died or hangs. returned: a worker gave up or drained. cancelled: the group could "
@@ -247,12 +247,12 @@ _LOSSES = Row(
             ),
             unit="ops",
             lines=[
-                Line(run_rate("leases_expired_total"), "expired"),
-                Line(run_rate("leases_returned_total"), "returned"),
-                Line(run_rate("leases_cancelled_total"), "cancelled"),
+                Series(run_rate("leases_expired_total"), "expired"),
+                Series(run_rate("leases_returned_total"), "returned"),
+                Series(run_rate("leases_cancelled_total"), "cancelled"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Pushes that changed nothing",
             description=(
                 "duplicate: repeated after a lost answer, harmless. closed: the task was settled meanwhile, work was "
@@ -260,19 +260,19 @@ _LOSSES = Row(
             ),
             unit="ops",
             lines=[
-                Line(run_rate("pushes_duplicate_total"), "duplicate"),
-                Line(run_rate("pushes_closed_total"), "closed"),
-                Line(run_rate("pushes_rejected_total"), "rejected"),
+                Series(run_rate("pushes_duplicate_total"), "duplicate"),
+                Series(run_rate("pushes_closed_total"), "closed"),
+                Series(run_rate("pushes_rejected_total"), "rejected"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Queued by environment",
             description=(
                 "An environment without queued groups that has a share: its tasks are missing, slow or filtered."
             ),
             unit="none",
             stacked=True,
-            lines=[Line(of_run("environment_groups", "environment", disposition="queued"), "{{environment}}")],
+            lines=[Series(of_run("environment_groups", "environment", disposition="queued"), "{{environment}}")],
         ),
     ],
 )

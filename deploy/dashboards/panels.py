@@ -24,7 +24,7 @@ Builder: TypeAlias = timeseries.Panel | stat.Panel | heatmap.Panel
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Series:
     """One query; `legend` may name labels: {{state}}."""
 
     expression: str
@@ -47,10 +47,10 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines(Panel):
+class TimeSeries(Panel):
     """Lines over time."""
 
-    lines: Sequence[Line]
+    lines: Sequence[Series]
     stacked: bool = False
     logarithmic: bool = False
     limits: Sequence[tuple[float, str]] = ()
@@ -105,7 +105,7 @@ class Lines(Panel):
 class Number(Panel):
     """The last value of one query, in the colour of what it means."""
 
-    line: Line
+    line: Series
     width: int = 4
     height: int = 4
     limits: Sequence[tuple[float, str]] = ()
@@ -114,7 +114,7 @@ class Number(Panel):
     """Ranges, each with the words and the colour that stand for its values."""
 
     @property
-    def lines(self) -> Sequence[Line]:
+    def lines(self) -> Sequence[Series]:
         """The one query."""
         return [self.line]
 
@@ -147,10 +147,10 @@ class Number(Panel):
 class Heatmap(Panel):
     """A histogram over time; the query gives the rate of each of its buckets."""
 
-    line: Line
+    line: Series
 
     @property
-    def lines(self) -> Sequence[Line]:
+    def lines(self) -> Sequence[Series]:
         """The one query."""
         return [self.line]
 
@@ -167,7 +167,7 @@ class Heatmap(Panel):
         )
 
 
-Kind: TypeAlias = Lines | Number | Heatmap
+Kind: TypeAlias = TimeSeries | Number | Heatmap
 
 
 def built(panel: Kind) -> Builder:
@@ -188,7 +188,7 @@ def _ref_id(index: int) -> str:
     return chr(ord("A") + index)
 
 
-def _properties(line: Line) -> list[models.DynamicConfigValue]:
+def _properties(line: Series) -> list[models.DynamicConfigValue]:
     properties = []
     if line.right_axis_unit:
         properties += [

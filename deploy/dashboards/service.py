@@ -1,6 +1,6 @@
 """The service's own health: RPCs, who waits, the store, and who was refused."""
 
-from deploy.dashboards.panels import Line, Lines, Number
+from deploy.dashboards.panels import Number, Series, TimeSeries
 from deploy.dashboards.queries import of_processes, of_service, process_quantile, process_rate
 from deploy.dashboards.rendering import Dashboard, Row
 
@@ -16,7 +16,7 @@ _NOW = Row(
         Number(
             title="Store",
             description="Whether every replica of the service reaches the store. Down: see RolloutBufferStoreDown.",
-            line=Line(of_service("store_up", how="min"), "up"),
+            line=Series(of_service("store_up", how="min"), "up"),
             words=[(0, 0, "down", "red"), (1, 1, "up", "green")],
         ),
         Number(
@@ -25,14 +25,14 @@ _NOW = Row(
                 "Used share of the store's maxmemory. When it is full every write is refused and all runs stand still: "
                 "give it more, or lower quotas and retained_steps."
             ),
-            line=Line(f"{of_service('store_memory_used_bytes')} / {of_service('store_memory_limit_bytes')}", "used"),
+            line=Series(f"{of_service('store_memory_used_bytes')} / {of_service('store_memory_limit_bytes')}", "used"),
             unit="percentunit",
             limits=[(0.7, "yellow"), (0.85, "red")],
         ),
         Number(
             title="RPCs",
             description="RPCs that ended, in a second.",
-            line=Line(process_rate("rpcs_total"), "RPCs"),
+            line=Series(process_rate("rpcs_total"), "RPCs"),
             unit="reqps",
         ),
         Number(
@@ -41,7 +41,7 @@ _NOW = Row(
                 "Share of RPCs that ended with a code that says the service or its store is in trouble: INTERNAL, "
                 "UNKNOWN, UNAVAILABLE, RESOURCE_EXHAUSTED, DATA_LOSS."
             ),
-            line=Line(
+            line=Series(
                 f"({process_rate('rpcs_total', code=_FAULTS)} or vector(0)) / {process_rate('rpcs_total')}", "faults"
             ),
             unit="percentunit",
@@ -50,13 +50,13 @@ _NOW = Row(
         Number(
             title="Blocked pushes",
             description="Pushes that wait for room in a full queue, by policy; engines may stand still meanwhile.",
-            line=Line(of_processes("blocked_pushes"), "blocked"),
+            line=Series(of_processes("blocked_pushes"), "blocked"),
             unit="none",
         ),
         Number(
             title="Open RPCs",
             description="In progress, long polls and streams among them. Growing without new workers: clients leak.",
-            line=Line(of_processes("open_rpcs"), "open"),
+            line=Series(of_processes("open_rpcs"), "open"),
             unit="none",
         ),
     ],
@@ -65,13 +65,13 @@ _NOW = Row(
 _RPCS = Row(
     "RPCs",
     [
-        Lines(
+        TimeSeries(
             title="Rate by method",
             description="RPCs that ended, in a second. Streams of pushes end rarely: their groups are below.",
             unit="reqps",
-            lines=[Line(process_rate("rpcs_total", "method"), "{{method}}")],
+            lines=[Series(process_rate("rpcs_total", "method"), "{{method}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Codes other than OK",
             description=(
                 "DEADLINE_EXCEEDED of PullBatch is a batch that was not there yet, UNAVAILABLE a restart or the store, "
@@ -79,23 +79,23 @@ _RPCS = Row(
                 "defect: the log has it."
             ),
             unit="reqps",
-            lines=[Line(process_rate("rpcs_total", "method", "code", code="~[A-Z_]{3,}"), "{{method}} {{code}}")],
+            lines=[Series(process_rate("rpcs_total", "method", "code", code="~[A-Z_]{3,}"), "{{method}} {{code}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Open RPCs by method",
             description="In progress now: pushes and watches are open as long as their worker lives.",
             unit="none",
             stacked=True,
-            lines=[Line(of_processes("open_rpcs", "method"), "{{method}}")],
+            lines=[Series(of_processes("open_rpcs", "method"), "{{method}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Duration, median",
             description="Of the calls that wait for nothing but the store.",
             unit="s",
             logarithmic=True,
-            lines=[Line(process_quantile(0.5, "rpc_seconds", "method", method=_AT_ONCE), "{{method}}")],
+            lines=[Series(process_quantile(0.5, "rpc_seconds", "method", method=_AT_ONCE), "{{method}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Duration, 99th percentile",
             description=(
                 "Rising for all methods: the store or the processor of the service; compare with the store's calls "
@@ -103,15 +103,15 @@ _RPCS = Row(
             ),
             unit="s",
             logarithmic=True,
-            lines=[Line(process_quantile(0.99, "rpc_seconds", "method", method=_AT_ONCE), "{{method}}")],
+            lines=[Series(process_quantile(0.99, "rpc_seconds", "method", method=_AT_ONCE), "{{method}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Groups on the wire",
             description="Bytes of messages with groups: in from workers, out to trainers.",
             unit="Bps",
             lines=[
-                Line(process_rate("rpc_received_bytes_total", "method"), "in, {{method}}"),
-                Line(process_rate("rpc_sent_bytes_total", "method"), "out, {{method}}"),
+                Series(process_rate("rpc_received_bytes_total", "method"), "in, {{method}}"),
+                Series(process_rate("rpc_sent_bytes_total", "method"), "out, {{method}}"),
             ],
         ),
     ],
@@ -120,31 +120,31 @@ _RPCS = Row(
 _WAITS = Row(
     "Who waits",
     [
-        Lines(
+        TimeSeries(
             title="Waits for a batch",
             description=(
                 "How long pulls waited. Near 0: the batch was there, training is the bottleneck. As long as a step: "
                 "rollouts are."
             ),
             unit="s",
-            lines=[Line(process_quantile(share, "pull_wait_seconds"), f"{share:.0%} of pulls") for share in _SHARES],
+            lines=[Series(process_quantile(share, "pull_wait_seconds"), f"{share:.0%} of pulls") for share in _SHARES],
         ),
-        Lines(
+        TimeSeries(
             title="Waits for room",
             description=(
                 "How long pushes waited for room in a full queue, under overflow action block. Training is the "
                 "bottleneck while they wait."
             ),
             unit="s",
-            lines=[Line(process_quantile(share, "push_wait_seconds"), f"{share:.0%} of pushes") for share in _SHARES],
+            lines=[Series(process_quantile(share, "push_wait_seconds"), f"{share:.0%} of pushes") for share in _SHARES],
         ),
-        Lines(
+        TimeSeries(
             title="Pushes that wait",
             description="For room, now. Steady growth: trainers are gone while workers go on.",
             unit="none",
-            lines=[Line(of_processes("blocked_pushes"), "blocked")],
+            lines=[Series(of_processes("blocked_pushes"), "blocked")],
         ),
-        Lines(
+        TimeSeries(
             title="Pushed groups by outcome",
             description=(
                 "What became of each pushed group at once. rejected_full: the queue is full under overflow action "
@@ -152,19 +152,19 @@ _WAITS = Row(
             ),
             unit="ops",
             stacked=True,
-            lines=[Line(process_rate("pushed_groups_total", "outcome"), "{{outcome}}")],
+            lines=[Series(process_rate("pushed_groups_total", "outcome"), "{{outcome}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Long polls, 90th percentile",
             description="Duration of the calls that wait for something: a batch, a task.",
             unit="s",
-            lines=[Line(process_quantile(0.9, "rpc_seconds", "method", method=_WAITING), "{{method}}")],
+            lines=[Series(process_quantile(0.9, "rpc_seconds", "method", method=_WAITING), "{{method}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Leases of evaluations that ended",
             description="By what became of the task.",
             unit="ops",
-            lines=[Line(process_rate("evaluation_leases_ended_total", "outcome"), "{{outcome}}")],
+            lines=[Series(process_rate("evaluation_leases_ended_total", "outcome"), "{{outcome}}")],
         ),
     ],
 )
@@ -172,7 +172,7 @@ _WAITS = Row(
 _STORE = Row(
     "Store",
     [
-        Lines(
+        TimeSeries(
             title="Memory",
             description=(
                 "What the store uses, and its maxmemory. It grows with what is queued, held by trainers, retained for "
@@ -180,11 +180,11 @@ _STORE = Row(
             ),
             unit="bytes",
             lines=[
-                Line(of_service("store_memory_used_bytes"), "used"),
-                Line(of_service("store_memory_limit_bytes"), "maxmemory", dashed=True),
+                Series(of_service("store_memory_used_bytes"), "used"),
+                Series(of_service("store_memory_limit_bytes"), "maxmemory", dashed=True),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Calls, 99th percentile",
             description=(
                 "Time of the service's calls of the store, by operation. A slow disk under durability host, a slow "
@@ -192,35 +192,35 @@ _STORE = Row(
             ),
             unit="s",
             logarithmic=True,
-            lines=[Line(process_quantile(0.99, "store_call_seconds", "operation"), "{{operation}}")],
+            lines=[Series(process_quantile(0.99, "store_call_seconds", "operation"), "{{operation}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Calls",
             description="Calls of the store in a second, by operation.",
             unit="ops",
-            lines=[Line(process_rate("store_call_seconds_count", "operation"), "{{operation}}")],
+            lines=[Series(process_rate("store_call_seconds_count", "operation"), "{{operation}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Errors",
             description=(
                 "Calls that failed, by kind. Clients repeat them, so a short burst at a failover is nothing; lasting "
                 "ones need the store's log."
             ),
             unit="ops",
-            lines=[Line(process_rate("store_errors_total", "kind"), "{{kind}}")],
+            lines=[Series(process_rate("store_errors_total", "kind"), "{{kind}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Connections",
             description="Clients of the store, ours among them. Steady growth: something leaves its connections open.",
             unit="none",
-            lines=[Line(of_service("store_clients"), "clients")],
+            lines=[Series(of_service("store_clients"), "clients")],
         ),
-        Lines(
+        TimeSeries(
             title="Reachable",
             description="1 while every replica of the service reaches the store.",
             unit="none",
             at_most=1,
-            lines=[Line(of_service("store_up", how="min"), "up")],
+            lines=[Series(of_service("store_up", how="min"), "up")],
         ),
     ],
 )
@@ -228,16 +228,16 @@ _STORE = Row(
 _ACCESS = Row(
     "Access",
     [
-        Lines(
+        TimeSeries(
             title="Refused calls",
             description=(
                 "unauthenticated: no token, an unknown or an expired one. permission_denied: a token of another run or "
                 "role. Lasting: a client was not given its new token, or somebody tries."
             ),
             unit="reqps",
-            lines=[Line(process_rate("refused_calls_total", "reason"), "{{reason}}")],
+            lines=[Series(process_rate("refused_calls_total", "reason"), "{{reason}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Files of tokens and certificates",
             description=(
                 "1 while a file cannot be used and an earlier one stays in force: the service's log says why. Absent "
@@ -245,13 +245,13 @@ _ACCESS = Row(
             ),
             unit="none",
             at_most=1,
-            lines=[Line(of_service("security_file_broken", "file"), "{{file}} broken")],
+            lines=[Series(of_service("security_file_broken", "file"), "{{file}} broken")],
         ),
-        Lines(
+        TimeSeries(
             title="Tokens",
             description="Entries of the tokens file, expired ones among them.",
             unit="none",
-            lines=[Line(of_service("tokens"), "tokens")],
+            lines=[Series(of_service("tokens"), "tokens")],
         ),
     ],
 )

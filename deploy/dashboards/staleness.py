@@ -1,7 +1,7 @@
 """Dashboard of staleness: how old is what is trained, where that comes from, and whether it changes what is trained."""
 
 from deploy.dashboards.overview import MEASURED
-from deploy.dashboards.panels import Heatmap, Line, Lines
+from deploy.dashboards.panels import Heatmap, Series, TimeSeries
 from deploy.dashboards.queries import of_run, run_quantile, run_rate, run_slope
 from deploy.dashboards.rendering import Dashboard, Row
 
@@ -18,7 +18,7 @@ def _mean(total: str, per: str, **labels: str) -> str:
 _MEANS = Row(
     "Measured and predicted",
     [
-        Lines(
+        TimeSeries(
             title="Staleness",
             description=(
                 "Mean over the last publishes: measured, by the closed form, and the gate where there is one. With a "
@@ -26,13 +26,13 @@ _MEANS = Row(
             ),
             unit="none",
             lines=[
-                Line(MEASURED, "measured, of the head"),
-                Line(of_run("staleness_tokens_measured_versions"), "measured, of tokens"),
-                Line(PREDICTED, "predicted"),
-                Line(of_run("staleness_limit_versions"), "max_staleness", dashed=True),
+                Series(MEASURED, "measured, of the head"),
+                Series(of_run("staleness_tokens_measured_versions"), "measured, of tokens"),
+                Series(PREDICTED, "predicted"),
+                Series(of_run("staleness_limit_versions"), "max_staleness", dashed=True),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="By part",
             description=(
                 "pre_queue: versions published while a group was generated; fewer requests at once, a length cap or a "
@@ -41,11 +41,11 @@ _MEANS = Row(
             ),
             unit="none",
             lines=[
-                Line(of_run("staleness_measured_versions", "part"), "{{part}}, measured"),
-                Line(of_run("staleness_predicted_versions", "part"), "{{part}}, predicted", dashed=True),
+                Series(of_run("staleness_measured_versions", "part"), "{{part}}, measured"),
+                Series(of_run("staleness_predicted_versions", "part"), "{{part}}, predicted", dashed=True),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Measured minus predicted",
             description=(
                 "Between the dashed lines the closed form explains what is measured. Outside of them something is "
@@ -53,9 +53,9 @@ _MEANS = Row(
             ),
             unit="none",
             lines=[
-                Line(f"{MEASURED} - {PREDICTED}", "difference"),
-                Line(TOLERANCE, "tolerance", dashed=True),
-                Line(f"-1 * {TOLERANCE}", "tolerance, below", dashed=True),
+                Series(f"{MEASURED} - {PREDICTED}", "difference"),
+                Series(TOLERANCE, "tolerance", dashed=True),
+                Series(f"-1 * {TOLERANCE}", "tolerance, below", dashed=True),
             ],
         ),
     ],
@@ -72,7 +72,7 @@ _DISTRIBUTIONS = Row(
                     "engines lag or some groups have very long responses."
                 ),
                 unit="none",
-                line=Line(run_rate("group_staleness_versions_bucket", "le", part=part), "{{le}}"),
+                line=Series(run_rate("group_staleness_versions_bucket", "le", part=part), "{{le}}"),
             )
             for part, title in _PARTS.items()
         ),
@@ -83,9 +83,9 @@ _DISTRIBUTIONS = Row(
                 "flight."
             ),
             unit="none",
-            line=Line(run_rate("token_staleness_versions_bucket", "le"), "{{le}}"),
+            line=Series(run_rate("token_staleness_versions_bucket", "le"), "{{le}}"),
         ),
-        Lines(
+        TimeSeries(
             title="Quantiles of groups",
             description=(
                 "A 99th percentile far above the median is a long tail: a length cap, partial rollouts or a gate "
@@ -94,13 +94,13 @@ _DISTRIBUTIONS = Row(
             unit="none",
             lines=[
                 *(
-                    Line(run_quantile(share, "group_staleness_versions", part="total"), f"{share:.0%} of groups")
+                    Series(run_quantile(share, "group_staleness_versions", part="total"), f"{share:.0%} of groups")
                     for share in (0.5, 0.9, 0.99)
                 ),
-                Line(of_run("staleness_max_versions"), "worst so far", dashed=True),
+                Series(of_run("staleness_max_versions"), "worst so far", dashed=True),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Groups of several versions",
             description=(
                 "Share of assembled groups whose tokens came from more than one weight version: updates in flight. "
@@ -109,7 +109,7 @@ _DISTRIBUTIONS = Row(
             unit="percentunit",
             at_most=1,
             lines=[
-                Line(
+                Series(
                     f"{run_rate('assembled_groups_spanning_versions_total')} / {run_rate('assembled_groups_total')}",
                     "share",
                 )
@@ -121,7 +121,7 @@ _DISTRIBUTIONS = Row(
 _CAUSES = Row(
     "What it comes from",
     [
-        Lines(
+        TimeSeries(
             title="ρ: rollout over train throughput",
             description=(
                 "In-queue staleness jumps from ρ to the queue's length in batches where ρ passes 1; slightly below 1 "
@@ -129,10 +129,10 @@ _CAUSES = Row(
             ),
             unit="none",
             width=6,
-            lines=[Line(of_run("utilization_ratio"), "ρ")],
+            lines=[Series(of_run("utilization_ratio"), "ρ")],
             limits=[(1, "orange")],
         ),
-        Lines(
+        TimeSeries(
             title="M: tailness",
             description=(
                 "Longest response of a group over the mean response. Pre-queue staleness grows with it: a length cap "
@@ -140,9 +140,9 @@ _CAUSES = Row(
             ),
             unit="none",
             width=6,
-            lines=[Line(of_run("tailness_ratio"), "M")],
+            lines=[Series(of_run("tailness_ratio"), "M")],
         ),
-        Lines(
+        TimeSeries(
             title="C: requests at once",
             description=(
                 "Requests that all engines decode at once. Pre-queue staleness is M·C over the samples of a batch; "
@@ -150,14 +150,14 @@ _CAUSES = Row(
             ),
             unit="none",
             width=6,
-            lines=[Line(of_run("concurrency_requests"), "C")],
+            lines=[Series(of_run("concurrency_requests"), "C")],
         ),
-        Lines(
+        TimeSeries(
             title="q: queue over batch",
             description="Room of the queue in batches. Above ρ = 1 in-queue staleness grows with it; 1 is enough.",
             unit="none",
             width=6,
-            lines=[Line(of_run("queue_factor_ratio"), "q")],
+            lines=[Series(of_run("queue_factor_ratio"), "q")],
         ),
     ],
 )
@@ -165,7 +165,7 @@ _CAUSES = Row(
 _BIAS = Row(
     "What it does to what is trained",
     [
-        Lines(
+        TimeSeries(
             title="Length bias",
             description=(
                 "Mean response length, trained over sampled. Below 1 long responses are lost: to the gate or to a "
@@ -173,23 +173,23 @@ _BIAS = Row(
             ),
             unit="none",
             lines=[
-                Line(of_run("length_bias_ratio"), "trained over sampled"),
-                Line(of_run("sampling_biased"), "biased"),
+                Series(of_run("length_bias_ratio"), "trained over sampled"),
+                Series(of_run("sampling_biased"), "biased"),
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Mean response length",
             description="Tokens of a response, of accepted and of assembled groups.",
             unit="none",
-            lines=[Line(_mean("summed_response_tokens_total", "summed_samples_total"), "{{stage}}")],
+            lines=[Series(_mean("summed_response_tokens_total", "summed_samples_total"), "{{stage}}")],
         ),
         Heatmap(
             title="Response lengths",
             description="Accepted samples by their response's tokens. A band at the cap: responses are cut off.",
             unit="none",
-            line=Line(run_rate("response_length_tokens_bucket", "le"), "{{le}}"),
+            line=Series(run_rate("response_length_tokens_bucket", "le"), "{{le}}"),
         ),
-        Lines(
+        TimeSeries(
             title="Truncated responses",
             description=(
                 "Share of samples that ended at their length limit. Rising: the model grows longer than "
@@ -197,9 +197,9 @@ _BIAS = Row(
             ),
             unit="percentunit",
             at_most=1,
-            lines=[Line(_mean("summed_truncated_samples_total", "summed_samples_total"), "{{stage}}")],
+            lines=[Series(_mean("summed_truncated_samples_total", "summed_samples_total"), "{{stage}}")],
         ),
-        Lines(
+        TimeSeries(
             title="Mean reward",
             description=(
                 "Of the samples of accepted and of assembled groups. They differ where a filter or the gate chooses "
@@ -207,17 +207,17 @@ _BIAS = Row(
             ),
             unit="none",
             lines=[
-                Line(
+                Series(
                     f"{run_slope('summed_rewards', 'stage')} / ({run_rate('summed_samples_total', 'stage')} > 0)",
                     "{{stage}}",
                 )
             ],
         ),
-        Lines(
+        TimeSeries(
             title="Turns of a sample",
             description="Mean turns of role assistant; environments with tools make more than one.",
             unit="none",
-            lines=[Line(_mean("summed_turns_total", "summed_samples_total"), "{{stage}}")],
+            lines=[Series(_mean("summed_turns_total", "summed_samples_total"), "{{stage}}")],
         ),
     ],
 )

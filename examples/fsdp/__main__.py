@@ -18,7 +18,7 @@ from examples.demo.processes import Child, running, service
 from examples.fsdp.tasks import MAX_NEW_TOKENS, VOCAB_SIZE
 
 RUN_ID = "fsdp"
-_LOOK_EVERY_S = 0.1
+_POLL_EVERY_S = 0.1
 _OTHERS_S = 60.0
 """Time that the other ranks have to end by themselves when one has failed."""
 LENGTHS = ("--length-median", "32", "--length-sigma", "1.0")
@@ -57,7 +57,7 @@ def wait(processes: list[subprocess.Popen[bytes]], *children: Child) -> int:
             child.check()
         if any(states) and deadline == float("inf"):
             deadline = time.monotonic() + _OTHERS_S
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_EVERY_S)
     for rank, status in enumerate(process.poll() for process in processes):
         if status != 0:
             print(f"rank {rank}: {'still runs' if status is None else f'ended with status {status}'}", file=sys.stderr)

@@ -39,7 +39,7 @@ class Buffer(Protocol):
         """Queue what waits in line as far as there is room; how many wait still."""
 
     def pull(self, step: int, number: int, train_version: int) -> tuple[Sequence[SimulatedGroup], bool] | None:
-        """Round `number` of a step, and whether it is its last; None when too little is queued."""
+        """Micro-batch `number` of a step, and whether it is its last; None when too little is queued."""
 
     def finish(self, step: int, version: int | None) -> None:
         """A step is trained; `version` is published with it, None: nothing."""

@@ -21,7 +21,7 @@ from rollout_lab.simulator.groups import SimulatedGroup
 from rollout_lab.simulator.queue import Queue
 
 _Task = tuple[int, int]
-"""Number of a task, in order of submission, and its generation."""
+"""Number of a task, in order of submission, and its incarnation."""
 
 
 class CompactBuffer:
@@ -62,7 +62,7 @@ class CompactBuffer:
             return False
         if self._again:
             group.lease = task = heapq.heappop(self._again)
-            group.generation = task[1]
+            group.incarnation = task[1]
         else:
             self._tasks += 1
             group.lease = (self._tasks, 0)
@@ -91,7 +91,7 @@ class CompactBuffer:
         return len(self._line)
 
     def pull(self, step: int, number: int, train_version: int) -> tuple[Sequence[SimulatedGroup], bool] | None:  # noqa: ARG002
-        """A round of a step, and whether it is the last."""
+        """A micro-batch of a step, and whether it is the last."""
         policy = self._policy
         if policy.max_staleness != UNSET:
             self._evict(train_version)
@@ -134,11 +134,11 @@ class CompactBuffer:
                 return
             self._queue.remove(group)
             self._lost_tokens += group.tokens
-            number, generation = cast("_Task", group.lease)
-            exhausted = 0 < policy.max_generations <= generation + 1
+            number, incarnation = cast("_Task", group.lease)
+            exhausted = 0 < policy.max_incarnations <= incarnation + 1
             match policy.stale_action:
                 case StaleAction.RECYCLE if not exhausted:
-                    heapq.heappush(self._again, (number, generation + 1))
+                    heapq.heappush(self._again, (number, incarnation + 1))
                     self._recycled += 1
                 case StaleAction.RECYCLE | StaleAction.DROP:
                     self._stale += 1

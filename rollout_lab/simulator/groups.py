@@ -11,8 +11,8 @@ class SimulatedGroup:
     """
 
     __slots__ = (
-        "generation",
         "head",
+        "incarnation",
         "lease",
         "longest",
         "mean_milli",
@@ -46,7 +46,7 @@ class SimulatedGroup:
         """Number in the order of arrivals at the queue; set when it is queued."""
         self.lease: object = None
         """The buffer's own."""
-        self.generation = 0
+        self.incarnation = 0
         """Number of times that its task was started anew; set with the lease."""
 
     def complete(self, version: int) -> None:

@@ -84,7 +84,7 @@ class _Run:
 
     def _lease(self, group: SimulatedGroup) -> bool:
         leased = not self._blocked and self._buffer.lease(group)
-        self._tell("leased" if leased else "refused", group, group.generation)
+        self._tell("leased" if leased else "refused", group, group.incarnation)
         return leased
 
     def _push(self, group: SimulatedGroup) -> None:

@@ -1,8 +1,8 @@
 """The trainer: pulls a batch, or its next micro-batch, when it is free, and publishes when a step is trained.
 
 With prefetch it pulls up to so many steps ahead of the one that it trains on, as the trainer client does: whole
-batches, or their rounds as soon as these are there. A step takes B·L̄/T whatever its batch holds; a micro-batch its
-share of that.
+batches, or their micro-batches as soon as these are there. A step takes B·L̄/T whatever its batch holds; a micro-batch
+its share of that.
 """
 
 from collections import deque
@@ -34,8 +34,8 @@ class Trainer:
         self._begun_step = -1
         """The newest step of which a part was begun."""
         self._step = 0
-        self._round = 0
-        """Round of the next pull."""
+        self._micro_batch = 0
+        """Micro-batch of the next pull."""
         self._ends_step = False
         """True if the groups that it trains on now end their step."""
         self.trained_steps = 0
@@ -53,14 +53,14 @@ class Trainer:
                 self._begin(wall)
                 continue
             train_version = self._step // self._policy.batches_per_publish
-            got = self._buffer.pull(self._step, self._round, train_version)
+            got = self._buffer.pull(self._step, self._micro_batch, train_version)
             if got is None:
                 break
             groups, last = got
             for group in sorted(groups, key=_number):
                 self._taken(group, self._step, train_version)
             self._ahead.append((self._step, len(groups), last))
-            self._step, self._round = (self._step + 1, 0) if last else (self._step, self._round + 1)
+            self._step, self._micro_batch = (self._step + 1, 0) if last else (self._step, self._micro_batch + 1)
             pulled = True
         if self.done_at == inf and self._ahead:
             self._begin(wall)

@@ -174,7 +174,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlace:
+class ProcessGroup:
     """A process group, and an engine's place in it; rank 0 is the sender's."""
 
     group_name: str
@@ -259,7 +259,7 @@ class Engine(Protocol):
         """Raise EngineLoadFailed (old weights kept) unless a broadcast of `tensors` is all of the engine's model."""
         ...
 
-    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
+    async def join_group(self, process_group: ProcessGroup, *, deadline_s: float) -> None:
         """Become a member of a process group, in place of an older one of the same name.
 
         Returns when all members have joined. Raises EngineLoadFailed (old weights kept) if the group does not come

@@ -84,7 +84,7 @@ class EngineGuard:
         if await self._slot.engine.ready():
             return True
         await asyncio.sleep(_SECOND_PROBE_S)
-        # A pause may have begun in between; then the next round asks again.
+        # A pause may have begun in between; then the next pass asks again.
         return self._slot.loading or await self._slot.engine.ready()
 
     async def _is_the_same(self) -> bool:
@@ -106,7 +106,7 @@ class EngineGuard:
         try:
             return await self._slot.engine.was_restarted()
         except EngineTimeout:
-            return False  # It is busy, or is being paused: the next round asks again.
+            return False  # It is busy, or is being paused: the next pass asks again.
 
     async def _reconnect(self, why: str) -> None:
         slot, began, delays = self._slot, time.monotonic(), _BACKOFF.delays()

@@ -17,15 +17,15 @@ from rollout_workers.weights.permits import Permits
 from rollout_workers.weights.watcher import WeightWatcher
 
 REFRESH_S = 30.0
-KEEP_PLACE_S = 15.0
-"""Time between two reports of an engine that has a place: a place lapses a minute after the last report that wants
+KEEP_PERMIT_S = 15.0
+"""Time between two reports of an engine that has a permit: a permit lapses a minute after the last report that wants
 it."""
 ASK_AGAIN_S = (0.7, 1.5)
-"""Range of the time between two questions for a place, drawn at random, so that those who wait do not ask at once."""
+"""Range of the time between two questions for a permit, drawn at random, so that those who wait do not ask at once."""
 
 
 class Reporter:
-    """Reports one engine. `watcher`: what it hears may mean that there is a place again."""
+    """Reports one engine. `watcher`: what it hears may mean that there is a permit again."""
 
     def __init__(
         self, slot: EngineSlot, service: ServiceClient, watcher: WeightWatcher, permits: Permits, worker_id: str
@@ -52,7 +52,7 @@ class Reporter:
     def _pause_s(self) -> float:
         if not self._permits.wanted:
             return REFRESH_S
-        return KEEP_PLACE_S if self._permits.granted else random.uniform(*ASK_AGAIN_S)  # noqa: S311 - spreads load
+        return KEEP_PERMIT_S if self._permits.granted else random.uniform(*ASK_AGAIN_S)  # noqa: S311 - spreads load
 
     def _is_news(self) -> bool:
         waits = self._permits.wanted and not self._permits.granted

@@ -1,7 +1,7 @@
 """Samples of one group while they grow, over any number of engine calls.
 
-They begin with a lease, with or without a continuation, and end as a finished group or as a continuation for another
-worker.
+They begin with a lease, with or without a partial rollout, and end as a finished group or as a partial rollout for
+another worker.
 
 Invariants: a sample's spans tile its response tokens, versions not falling; every generated token has the
 log-probability with which it was drawn, and mask 1; every token of an environment has log-probability 0, mask 0 and the
@@ -66,9 +66,9 @@ class TurnNote:
 
 
 REWARD_COLUMN = "given_reward"
-"""Column of continuations: the reward that a rollout function gave, NaN where it gave none."""
+"""Column of partial rollouts: the reward that a rollout function gave, NaN where it gave none."""
 FINISH_COLUMN = "turn_finish"
-"""Column of continuations: the end of each turn, as an index of _TURN_FINISHES."""
+"""Column of partial rollouts: the end of each turn, as an index of _TURN_FINISHES."""
 _TURN_FINISHES: tuple[FinishReason | None, ...] = (None, "stop", "length")
 
 
@@ -163,7 +163,7 @@ class GroupProgress:
         self.received = 0
         """Tokens that engines generated under this lease."""
         self.resumed = 0
-        """Generated tokens of the continuation that was taken."""
+        """Generated tokens of the partial rollout that was taken."""
         self.discarded: Counter[str] = Counter()
         """Generated tokens that were thrown away, by reason."""
 
@@ -203,14 +203,14 @@ class GroupProgress:
         """The newest version of any token so far."""
         return max((sample.spans[-1].version for sample in self.samples if sample.spans), default=None)
 
-    def take_continuation(self) -> str | None:
+    def take_partial_rollout(self) -> str | None:
         """Start from what the lease's earlier attempt left; returns why it cannot be used, or None.
 
-        Without a usable continuation the samples stay empty: the work is done anew, never wrongly.
+        Without a usable partial rollout the samples stay empty: the work is done anew, never wrongly.
         """
-        group = self.lease.continuation
+        group = self.lease.partial_rollout
         try:
-            check_group(group.header, len(group.payload), continuation=True)
+            check_group(group.header, len(group.payload), partial_rollout=True)
             columns = layout.read_payload(group.header, group.payload)
         except (InvalidField, ValueError) as error:
             return str(error)
@@ -257,7 +257,7 @@ class GroupProgress:
         check_group(header, len(payload))
         return header, payload
 
-    def to_continuation(self, worker_id: str) -> groups_pb2.Group | None:
+    def to_partial_rollout(self, worker_id: str) -> groups_pb2.Group | None:
         """Everything so far, unfinished samples as ABORTED; None when there is not a single token."""
         if not self.tokens:
             return None
@@ -297,7 +297,7 @@ class GroupProgress:
         more = [*asked, *more]
         header = groups_pb2.GroupHeader(
             task_id=self.task.task_id,
-            generation=self.lease.generation,
+            incarnation=self.lease.incarnation,
             lease_id=self.lease.lease_id,
             environment=self.task.environment,
             samples=[
@@ -335,7 +335,7 @@ def _wire_sample(sample: SampleProgress, prompt: int, reward: float) -> groups_p
 
 
 def _sample_of(wire: groups_pb2.Sample, columns: Mapping[str, layout.Array], at: int) -> SampleProgress:
-    """A sample of a continuation, whose first token is `at` in the columns."""
+    """A sample of a partial rollout, whose first token is `at` in the columns."""
     response = slice(at + wire.prompt_len, at + wire.tokens)
     return SampleProgress(
         output_ids=columns[layout.TOKEN_IDS][response].astype(np.int32),

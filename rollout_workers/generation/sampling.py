@@ -32,7 +32,7 @@ def request_of(
         repetition_penalty=_given(sampling.HasField("repetition_penalty"), sampling.repetition_penalty, 1.0),
         # Where the context leaves less, that is all there can be.
         min_new_tokens=min(max(sampling.min_new_tokens - generated, min_new_tokens, 0), max_new_tokens),
-        # The engine's randomness goes by the seed and a token's position: a continuation draws what would have come.
+        # The engine's randomness goes by the seed and a token's position: a partial rollout draws what would have come.
         seed=sampling.seed + sample_index if sampling.HasField("seed") else None,
         stop_token_ids=(*sampling.stop_token_ids, *stop_token_ids),
         stop=(*sampling.stop, *stop),

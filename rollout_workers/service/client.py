@@ -171,7 +171,7 @@ class ServiceClient:
     async def give_back(
         self, holder: str, returns: Sequence[tasks_pb2.LeaseReturn], *, timeout_s: float | None = None
     ) -> tasks_pb2.ReturnLeasesResponse:
-        """Hand leases of `holder` back, within `timeout_s`; on the bulk channel, for continuations can be large."""
+        """Hand leases of `holder` back, within `timeout_s`; on the bulk channel, for partial rollouts can be large."""
         allowed_s = timeout_s or self.timeout_s
 
         def attempt() -> Awaitable[tasks_pb2.ReturnLeasesResponse]:
@@ -185,7 +185,7 @@ class ServiceClient:
     async def report(
         self, report: weights_pb2.EngineReport, *, wants_load: bool = False, timeout_s: float | None = None
     ) -> weights_pb2.ReportEngineResponse:
-        """Report where an engine stands, and ask for its place among those that are out of service to load; gives up
+        """Report where an engine stands, and ask for its permit to be out of service to load; gives up
         after `timeout_s`.
         """
         allowed_s = timeout_s or self.timeout_s

@@ -32,7 +32,7 @@ class Parcel:
     since: float = field(default_factory=time.monotonic)
 
 
-class Line:
+class Outbox:
     """Parcels in order. Invariant: `size_bytes` is the sum over the parcels in line, kept and never recounted."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from rollout_buffer.v1 import groups_pb2
 from rollout_workers.changes import Changes
 from rollout_workers.counters import Counters
 from rollout_workers.service.client import BACKOFF, PushStream, ServiceClient, on_whom, worth_waiting
-from rollout_workers.service.parcels import Line, Parcel, PushResult
+from rollout_workers.service.parcels import Outbox, Parcel, PushResult
 
 _REJECTED = Backoff(first_s=0.2, ceiling_s=5.0)
 _log = structlog.get_logger()
@@ -49,7 +49,7 @@ class Pusher:
         self._bundle_wait_s = bundle_wait_s
         self._window_bytes = window_bytes
         self._window_groups = window_groups
-        self._waiting = Line()
+        self._waiting = Outbox()
         self._sent: deque[tuple[int, list[Parcel]]] = deque()
         self._open: set[Parcel] = set()
         self._open_bytes = 0

@@ -156,7 +156,7 @@ class EngineState:
     loaded: Version = BASE
     """Version that the engine itself last confirmed; weights that were received and never published do not count."""
     base: Version = BASE
-    """The version 0 that the weights it started with count as: of the epoch that published it last."""
+    """The version 0 that the weights it started with count as: of the term that published it last."""
     membership: int = 0
     """The process group that it belongs to; 0: none."""
     prepared: Version | None = None

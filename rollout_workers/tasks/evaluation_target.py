@@ -11,7 +11,7 @@ from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.versions import Version
 from rollout_workers.weights.watcher import Published, WeightWatcher
 
-_LOOK_S = 5.0
+_POLL_S = 5.0
 _log = structlog.get_logger()
 
 
@@ -29,4 +29,4 @@ class EvaluationTarget(WeightWatcher):
                 slot.failed(RuntimeError(why))
             self.messages += 1
             self.changes.notify()
-        await slot.changes.until(lambda: slot.leasable and slot.loaded == target.version, _LOOK_S)
+        await slot.changes.until(lambda: slot.leasable and slot.loaded == target.version, _POLL_S)

@@ -1,9 +1,9 @@
 """Work of one lease from its grant to its end: prompt → generate → score → push, or back to the service.
 
-Every lease ends in exactly one way: its group has a final answer; or it is handed back (INTERRUPTED when the worker or
-the engine stopped, FAILED when something went wrong), with whatever was generated as its continuation; or it was lost
-or cancelled, and nobody is told anything. FAILED comes after every failed sample had its attempts here, and keeps the
-siblings: whoever goes on generates only what is missing.
+Every lease ends in exactly one way: its group has a final answer; or it is handed back with whatever was generated
+as its partial rollout: INTERRUPTED when the worker or the engine stopped, FAILED when something went wrong; or it was
+lost or cancelled, and nobody is told anything. FAILED comes after every failed sample had its attempts here, and keeps
+the siblings: whoever goes on generates only what is missing.
 """
 
 import asyncio
@@ -261,13 +261,13 @@ class Work:
 
     def _begin(self, progress: GroupProgress) -> GroupProgress:
         self._tools.counters.leases += 1
-        if self.lease.HasField("continuation"):
-            refused = progress.take_continuation()
+        if self.lease.HasField("partial_rollout"):
+            refused = progress.take_partial_rollout()
             if refused is None:
-                self._tools.counters.continuations += 1
+                self._tools.counters.partial_rollouts += 1
                 self._tools.counters.tokens_resumed += progress.resumed
             else:
-                _log.warning("continuation not used", lease=self.lease.lease_id, why=refused)
+                _log.warning("partial rollout not used", lease=self.lease.lease_id, why=refused)
         return progress
 
     def _generated(self) -> None:
@@ -288,18 +288,18 @@ class Work:
             lease_id=self.lease.lease_id,
             kind=kind,
             error=error[:MAX_ERROR_CHARS],
-            continuation=self._continuation() if keep else None,
+            partial_rollout=self._partial_rollout() if keep else None,
         )
         try:
             outcome = await self._give_back(back)
         except InvalidRequest as refused:
-            _log.error("continuation refused", lease=self.lease.lease_id, error=str(refused))
-            back.ClearField("continuation")
+            _log.error("partial rollout refused", lease=self.lease.lease_id, error=str(refused))
+            back.ClearField("partial_rollout")
             with contextlib.suppress(InvalidRequest):  # Then it expires.
                 await self._give_back(back)
-            self._settle("continuation_refused")
+            self._settle("partial_rollout_refused")
         else:
-            kept = back.HasField("continuation") and outcome == tasks_pb2.RETURN_OUTCOME_PENDING
+            kept = back.HasField("partial_rollout") and outcome == tasks_pb2.RETURN_OUTCOME_PENDING
             self._settle("returned" if kept else _NOT_KEPT.get(outcome, "not_kept"))
         self._tools.counters.returned[name] += 1
 
@@ -317,15 +317,15 @@ class Work:
         elif progress.generated:
             counters.tokens_discarded[how] += progress.generated
 
-    def _continuation(self) -> groups_pb2.Group | None:
+    def _partial_rollout(self) -> groups_pb2.Group | None:
         # A pinned task begins anew, perhaps on another engine: what there is so far is of no use.
         if self._progress is None or self.pinned is not None:
             return None
-        continuation = self._progress.to_continuation(self._tools.worker_id)
-        if continuation is not None and continuation.ByteSize() > MAX_MESSAGE_BYTES - (1 << 20):
-            _log.warning("continuation is too large to keep", lease=self.lease.lease_id)
+        partial_rollout = self._progress.to_partial_rollout(self._tools.worker_id)
+        if partial_rollout is not None and partial_rollout.ByteSize() > MAX_MESSAGE_BYTES - (1 << 20):
+            _log.warning("partial rollout is too large to keep", lease=self.lease.lease_id)
             return None
-        return continuation
+        return partial_rollout
 
 
 def _nothing() -> None:

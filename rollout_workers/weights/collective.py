@@ -18,7 +18,7 @@ from buffer_wire.connection.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.changes import until_any
 from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineTimeout, EngineUnavailable
-from rollout_workers.engine.types import GroupPlace, PauseMode
+from rollout_workers.engine.types import PauseMode, ProcessGroup
 from rollout_workers.slots.engine_state import Event
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.versions import Version
@@ -35,8 +35,8 @@ _BACKOFF = Backoff(first_s=0.2, ceiling_s=5.0)
 _log = structlog.get_logger()
 
 
-class Standing(enum.Enum):
-    """Standing of a plan, as a member sees it."""
+class PlanState(enum.Enum):
+    """State of a plan, as a member sees it."""
 
     PREPARE = "is being prepared"
     BROADCAST = "is being broadcast"
@@ -65,7 +65,7 @@ class PlanFollower:
         self._stuck_s = stuck_s
         self._quarantine = quarantine
         self._ended: Plan | None = None
-        self._joined: GroupPlace | None = None
+        self._joined: ProcessGroup | None = None
         """Process group in which the engine is, or in which a failure may have left it."""
 
     def due(self) -> Plan | None:
@@ -85,26 +85,26 @@ class PlanFollower:
         """Take part until the plan has ended, one way or the other. Raises nothing of the engine's."""
         slot = self._slot
         before, trusted = slot.loaded, not slot.broken
-        standing, received, began = Standing.PREPARE, False, time.monotonic()
+        stands, received, began = PlanState.PREPARE, False, time.monotonic()
         try:
             if await self._released(plan):
                 await self._prepare(plan)
                 began = time.monotonic()
                 with slot.phases.during(weights_pb2.RELOAD_PHASE_WAIT):
-                    standing = await self._while_standing(plan, Standing.PREPARE)
+                    stands = await self._while_in(plan, PlanState.PREPARE)
             else:
-                standing = Standing.ABANDONED
-            if standing is Standing.BROADCAST:
+                stands = PlanState.ABANDONED
+            if stands is PlanState.BROADCAST:
                 received, trusted = True, False
                 await self._receive(plan)
-                standing = await self._while_standing(plan, Standing.BROADCAST)
+                stands = await self._while_in(plan, PlanState.BROADCAST)
         except EngineError as error:
             kept = isinstance(error, EngineLoadFailed) and error.weights == "kept"
             if received and kept:
                 received, trusted = False, not slot.broken
             slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
             _log.warning("collective update failed", engine=slot.engine_id, version=str(plan.version), error=str(error))
-            standing = Standing.LOST
+            stands = PlanState.LOST
         except asyncio.CancelledError:
             if received:
                 slot.move(Event.DISOWNED, loaded=before)
@@ -113,35 +113,37 @@ class PlanFollower:
         finally:
             self._ended = plan
             slot.move(Event.PLAN_ENDED, prepared=None)
-        if standing is Standing.PUBLISHED and received:
+        if stands is PlanState.PUBLISHED and received:
             await self._go_on(plan, began)
         else:
-            await self._step_back(plan, standing, before, received=received, trusted=trusted)
+            await self._step_back(plan, stands, before, received=received, trusted=trusted)
 
-    def _standing(self, plan: Plan) -> Standing:
+    def _state_of(self, plan: Plan) -> PlanState:
         latest, now, slot = self._watcher.latest, self._watcher.plan, self._slot
         if not slot.reachable or slot.prepared != plan.version:
-            return Standing.LOST
+            return PlanState.LOST
         if latest is not None and latest.version >= plan.version:
             same = (latest.version, latest.membership) == plan.key
-            return Standing.PUBLISHED if same else Standing.REPLACED
+            return PlanState.PUBLISHED if same else PlanState.REPLACED
         if now is None:
-            return Standing.GONE
+            return PlanState.GONE
         if now.key != plan.key:
-            return Standing.REPLACED
-        return {Phase.PREPARE: Standing.PREPARE, Phase.BROADCAST: Standing.BROADCAST}.get(now.phase, Standing.ABANDONED)
+            return PlanState.REPLACED
+        return {Phase.PREPARE: PlanState.PREPARE, Phase.BROADCAST: PlanState.BROADCAST}.get(
+            now.phase, PlanState.ABANDONED
+        )
 
-    async def _while_standing(self, plan: Plan, here: Standing) -> Standing:
+    async def _while_in(self, plan: Plan, here: PlanState) -> PlanState:
         """Wait until the plan stands elsewhere than `here`; with GONE when nothing was heard for too long."""
         slot, limit_s = self._slot, plan.timeout_s + EXPIRY_S
         moved = await until_any(
-            lambda: self._standing(plan) is not here, slot.changes, self._watcher.changes, timeout_s=limit_s
+            lambda: self._state_of(plan) is not here, slot.changes, self._watcher.changes, timeout_s=limit_s
         )
-        standing = self._standing(plan) if moved else Standing.GONE
+        stands = self._state_of(plan) if moved else PlanState.GONE
         if not moved:
             slot.last_error = f"collective update {plan.version}: no step of the trainer within {limit_s:g} s"
-        _log.debug("collective update", engine=slot.engine_id, version=str(plan.version), now=standing.value)
-        return standing
+        _log.debug("collective update", engine=slot.engine_id, version=str(plan.version), now=stands.value)
+        return stands
 
     async def _released(self, plan: Plan) -> bool:
         """Wait until nothing holds the weights; False when the plan is over before that."""
@@ -167,20 +169,20 @@ class PlanFollower:
         slot = self._slot
         if plan.phase is not Phase.PREPARE:
             # This process has not prepared anything: another one of this name did, and is gone.
-            self._joined = plan.place_of(slot.engine_id)
+            self._joined = plan.process_group_of(slot.engine_id)
             raise self._refusal(plan, "this worker was started after the engine had been prepared")
         await slot.engine.check_tensors(plan.tensors)
-        place = plan.place_of(slot.engine_id)
+        process_group = plan.process_group_of(slot.engine_id)
         # The number alone does not tell a group from that of an earlier trainer.
-        if (slot.membership, self._joined) != (plan.membership, place):
+        if (slot.membership, self._joined) != (plan.membership, process_group):
             if plan.established:
                 # It was in it, or its last process was: one that meets nobody there is stuck for long.
-                self._joined = place
+                self._joined = process_group
                 raise self._refusal(plan, "this engine is not in the group that the update is for any more")
             await self._leave_group()
-            self._joined = place
+            self._joined = process_group
             with slot.phases.during(weights_pb2.RELOAD_PHASE_JOIN):
-                await slot.engine.join_group(place, deadline_s=plan.timeout_s + SLACK_S)
+                await slot.engine.join_group(process_group, deadline_s=plan.timeout_s + SLACK_S)
             slot.move(Event.JOINED, membership=plan.membership)
         slot.move(Event.PAUSING)
         with slot.phases.during(weights_pb2.RELOAD_PHASE_PAUSE):
@@ -210,7 +212,7 @@ class PlanFollower:
         _log.info("received", engine=slot.engine_id, version=plan.version.label, reload_ms=slot.last_reload_ms)
 
     async def _step_back(
-        self, plan: Plan, standing: Standing, before: Version, *, received: bool, trusted: bool
+        self, plan: Plan, stands: PlanState, before: Version, *, received: bool, trusted: bool
     ) -> None:
         """Leave the group and go on with the old weights; without them the loader has to find published ones."""
         slot = self._slot
@@ -218,10 +220,10 @@ class PlanFollower:
             slot.move(Event.SPOILED)
         if received:
             slot.move(Event.DISOWNED, loaded=before)
-            slot.last_error = f"received {plan.version}, which {standing.value} and is not published in this form"
-        _log.info("collective update ends", engine=slot.engine_id, version=plan.version.label, why=standing.value)
+            slot.last_error = f"received {plan.version}, which {stands.value} and is not published in this form"
+        _log.info("collective update ends", engine=slot.engine_id, version=plan.version.label, why=stands.value)
         now = self._watcher.plan
-        if not (standing is Standing.REPLACED and now is not None and now.membership == plan.membership):
+        if not (stands is PlanState.REPLACED and now is not None and now.membership == plan.membership):
             slot.move(Event.LEFT, membership=0)
 
         async def be_free() -> None:

@@ -1,4 +1,4 @@
-"""Brings one engine to the published weights, in flight: fetch and verify → ask for a place → swap; or by broadcast.
+"""Brings one engine to the published weights, in flight: fetch and verify → ask for a permit → swap; or by broadcast.
 
 Invariants: an engine generates only under weights that it confirms by name; always the newest published version is
 taken up, so superseded ones are skipped, as long as fetches keep pace with publishes; a failure keeps the old weights
@@ -33,7 +33,7 @@ from rollout_workers.weights.watcher import Published, WeightWatcher
 
 _BACKOFF = Backoff(first_s=0.2, ceiling_s=5.0)
 _LOST_S = 30.0
-_LOOK_S = 60.0
+_POLL_S = 60.0
 _FETCH_IN_LINE_S = 10.0
 _log = structlog.get_logger()
 
@@ -123,11 +123,11 @@ class WeightLoader:
         latest, slot = self._watcher.latest, self._slot
         if latest is None or self._plan_is_due() or not slot.reachable:
             return True
-        on_the_way = target.version < latest.version and target.version.epoch == latest.version.epoch
+        on_the_way = target.version < latest.version and target.version.term == latest.version.term
         gets_on = not slot.current or slot.loaded < target.version
         return latest != target and not (self._outpaced and on_the_way and gets_on)
 
-    async def _until(self, holds: Callable[[], bool], timeout_s: float = _LOOK_S) -> bool:
+    async def _until(self, holds: Callable[[], bool], timeout_s: float = _POLL_S) -> bool:
         """Wait for a change of the published weights, of the plan or of the slot; at most `timeout_s`."""
         return await until_any(holds, self._watcher.changes, self._slot.changes, timeout_s=timeout_s)
 
@@ -258,7 +258,7 @@ class WeightLoader:
         here.
         """
         fetch = asyncio.create_task(self._path_of(target))
-        plan = asyncio.create_task(self._until(self._plan_is_due, self._timeout_s + _LOOK_S))
+        plan = asyncio.create_task(self._until(self._plan_is_due, self._timeout_s + _POLL_S))
         try:
             await asyncio.wait({fetch, plan}, return_when=asyncio.FIRST_COMPLETED)
             return (True, fetch.result()) if fetch.done() else (False, None)

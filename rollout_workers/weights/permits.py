@@ -87,7 +87,7 @@ class Permits:
                 self._become(Turn.GRANTED if self._unlimited else Turn.IN_LINE)
             sources = self._watcher.changes, slot.changes
             while not await until_any(lambda: self.granted or gives_way(), *sources, timeout_s=_SAY_AGAIN_S):
-                self._log.say("other engines that load, and the run's max_unavailable_engines", "no place is free")
+                self._log.say("other engines that load, and the run's max_unavailable_engines", "no permit is free")
             if gives_way():
                 return False
             if slot.hold is None or not slot.hold.active:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers.engine.types import GroupPlace, TensorSpec
+from rollout_workers.engine.types import ProcessGroup, TensorSpec
 from rollout_workers.versions import Version
 
 
@@ -63,9 +63,9 @@ class Plan:
         """Key that stays the same over the plan's phases."""
         return self.version, self.membership
 
-    def place_of(self, engine_id: str) -> GroupPlace:
+    def process_group_of(self, engine_id: str) -> ProcessGroup:
         """A member's place. Raises KeyError for an engine that is none."""
-        return GroupPlace(
+        return ProcessGroup(
             group_name=self.group_name,
             backend=self.backend,
             master_address=self.master_address,

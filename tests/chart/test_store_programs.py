@@ -251,9 +251,9 @@ sentinel auth-pass buffer "a-Secret_1"
 latency-tracking-info-percentiles 50 99 99.9
 user default on #7c690f7a89d92f7cc16977b848182b986d4539b11807ba16920f50f38df709cc ~* &* +@all
 sentinel myid ed271d2a009a7308a3dd2388968634e2c5ffecfd
-sentinel config-epoch buffer 4
-sentinel leader-epoch buffer 4
-sentinel current-epoch 4
+sentinel config-term buffer 4
+sentinel leader-term buffer 4
+sentinel current-term 4
 
 sentinel known-replica buffer s-0 6379
 
@@ -294,7 +294,7 @@ def test_sentinels_of_a_store_that_was_made_smaller_forget_the_others(tmp_path: 
     assert "sentinel monitor buffer s-1 6379 2" in lines
     assert [line.split()[3] for line in lines if " known-" in line] == ["s-0", "s-0"]
     assert "sentinel down-after-milliseconds buffer 8000" in lines
-    assert {"sentinel myid ed271d2a009a7308a3dd2388968634e2c5ffecfd", "sentinel config-epoch buffer 4"} <= set(lines)
+    assert {"sentinel myid ed271d2a009a7308a3dd2388968634e2c5ffecfd", "sentinel config-term buffer 4"} <= set(lines)
     assert said == ""
 
 

@@ -25,7 +25,7 @@ def test_evaluations_are_listed_with_how_far_they_are_and_on_whom_they_wait(tmp_
         assert "has no evaluation" in listed(service.address, run.run_id).stdout
         worker = EvaluatingWorker(rpc.channel, run.run_id)
         request = evaluations_pb2.SubmitEvaluationRequest(
-            run=run.ref, epoch=1, eval_id="held-out", tasks=[make_task(), make_task(), make_task()]
+            run=run.ref, term=1, eval_id="held-out", tasks=[make_task(), make_task(), make_task()]
         )
         worker.stub.SubmitEvaluation(request, timeout=20)
         worker.finish(worker.lease().leases[0])

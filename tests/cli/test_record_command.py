@@ -81,10 +81,10 @@ def test_what_happened_to_the_groups_of_a_run(rpc: Rpc, address: str, tmp_path: 
     assert groups[0]["response_lengths"][0] == sample.tokens - sample.prompt_len
     assert [(row["kind"], row["state"], row["group_ids"]) for row in events] == [
         ("moved", "dropped_overflow", names[:1]),
-        ("round", None, names[1:3]),
+        ("micro_batch", None, names[1:3]),
         ("trained", None, []),
     ]
-    assert (events[1]["step"], events[1]["round"], events[2]["step"]) == (0, 0, 1)
+    assert (events[1]["step"], events[1]["micro_batch"], events[2]["step"]) == (0, 0, 1)
 
 
 def test_a_second_recording_goes_on_and_whole_groups_hold_the_tokens(rpc: Rpc, address: str, tmp_path: Path) -> None:

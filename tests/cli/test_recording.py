@@ -34,8 +34,8 @@ def accepted(number: int, group: groups_pb2.Group | None = None) -> runs_pb2.Rec
 
 def closed(number: int, *groups: int) -> runs_pb2.Record:
     ids = [f"t{group}/0" for group in groups]
-    event = runs_pb2.RoundClosed(time_ms=2_000, step=0, round=1, train_version=7, group_ids=ids)
-    return runs_pb2.Record(event_id=f"{number}-0", round=event)
+    event = runs_pb2.MicroBatchClosed(time_ms=2_000, step=0, micro_batch=1, train_version=7, group_ids=ids)
+    return runs_pb2.Record(event_id=f"{number}-0", micro_batch=event)
 
 
 def rows(folder: Path, table: str) -> list[dict[str, object]]:
@@ -54,7 +54,7 @@ def whole_group() -> groups_pb2.Group:
         column_of("logprobs", logprobs, groups_pb2.AXIS_TOKEN),
         column_of("loss_mask", mask, groups_pb2.AXIS_TOKEN),
     ]
-    span = groups_pb2.VersionSpan(version=common_pb2.WeightVersion(epoch=1, version=4), start=2, end=5)
+    span = groups_pb2.VersionSpan(version=common_pb2.WeightVersion(term=1, version=4), start=2, end=5)
     sample = groups_pb2.Sample(
         tokens=5, prompt_len=2, loss_tokens=3, finish_reason=groups_pb2.FINISH_REASON_STOP, spans=[span]
     )
@@ -74,8 +74,8 @@ def test_groups_and_what_became_of_them_are_two_tables(tmp_path: Path) -> None:
     assert groups[0]["response_lengths"] == [3, 4]
     assert groups[0]["mean_version_milli"] == 1_250
     assert "samples" not in groups[0]
-    assert [row["kind"] for row in events] == ["round", "moved", "trained"]
-    assert (events[0]["group_ids"], events[0]["round"], events[0]["train_version"]) == (["t1/0", "t2/0"], 1, 7)
+    assert [row["kind"] for row in events] == ["micro_batch", "moved", "trained"]
+    assert (events[0]["group_ids"], events[0]["micro_batch"], events[0]["train_version"]) == (["t1/0", "t2/0"], 1, 7)
     assert (events[1]["group_ids"], events[1]["state"]) == (["t4/0"], "dropped_stale")
     assert events[2]["step"] == 1
 
@@ -90,7 +90,7 @@ def test_whole_groups_have_their_arrays_and_gone_ones_null(tmp_path: Path) -> No
     assert sample["token_ids"] == [0, 1, 2, 3, 4]
     assert sample["logprobs"] == [0.0, 0.0, -1.0, -2.0, -3.0]
     assert (sample["prompt_len"], sample["finish_reason"]) == (2, "stop")
-    assert sample["spans"] == [{"epoch": 1, "version": 4, "start": 2, "end": 5}]
+    assert sample["spans"] == [{"term": 1, "version": 4, "start": 2, "end": 5}]
 
 
 def test_a_recording_goes_on_where_it_ended(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from buffer_wire.errors import StaleEpoch
+from buffer_wire.errors import StaleTerm
 from rollout_buffer.v1.common_pb2 import RunRef
 from tests.conformance.our_trainer import main, train
 from trainer_client.client import requests
@@ -29,7 +29,7 @@ def fights() -> None:
     with BufferClient(address) as client:
         try:
             train(client, run_id)
-        except StaleEpoch:
+        except StaleTerm:
             client.resume(run_id)
     sys.exit(1)
 

@@ -28,7 +28,7 @@ class PlainWorker:
         self.weights = weights_grpc.WeightServiceStub(channel)
         self.run = common_pb2.RunRef(run_id=run_id)
         self.lock = threading.Lock()
-        self.loaded = common_pb2.WeightVersion(epoch=1)
+        self.loaded = common_pb2.WeightVersion(term=1)
         self.stopping = threading.Event()
         self.held = ""
         self.asked = 0

@@ -42,14 +42,14 @@ def repeat_of_lost(record: Record, method: str) -> Exchange:
     return calls(record, method, lambda call: call.began_s > lost.began_s)[0]
 
 
-def names_an_epoch_first(record: Record) -> None:
+def names_a_term_first(record: Record) -> None:
     resumed = calls(record, "Resume", answered)[0]
     first = calls(record, "SubmitTasks", answered)[0]
     early = after(record, resumed.replied_s - 0.001, first)
     early.requests[0].message.request_id = "early"
     early.requests[0].message.expected_cursor = 0
     early.status, early.replies = "FAILED_PRECONDITION", []
-    early.error = common_pb2.ErrorDetail(reason="stale_epoch")
+    early.error = common_pb2.ErrorDetail(reason="stale_term")
     change(early)
     change(first, expected_cursor=0)
 
@@ -99,9 +99,9 @@ def does_not_end(record: Record) -> None:
     record.marks = [mark for mark in record.marks if mark.kind != "exit"]
 
 
-def resumes_after_stale_epoch(record: Record) -> None:
+def resumes_after_stale_term(record: Record) -> None:
     taken_over = record.marked("taken_over")[0].at_s
-    told = [call for call in record.exchanges if call.error is not None and call.error.reason == "stale_epoch"]
+    told = [call for call in record.exchanges if call.error is not None and call.error.reason == "stale_term"]
     stale = min((call for call in told if call.ended_s >= taken_over), key=lambda call: call.ended_s)
     made = after(record, stale.ended_s + 0.01, calls(record, "Resume", answered)[0])
     made.requests[0].message.request_id = "fight"
@@ -147,7 +147,7 @@ def is_refused(record: Record) -> None:
     call = calls(record, "Checkpoint", answered)[0]
     again = after(record, call.replied_s + 0.001, call)
     again.status, again.replies = "INVALID_ARGUMENT", []
-    again.error = common_pb2.ErrorDetail(reason="invalid_field", message="epoch is 0")
+    again.error = common_pb2.ErrorDetail(reason="invalid_field", message="term is 0")
 
 
 def gets_stuck(record: Record) -> None:
@@ -162,7 +162,7 @@ def tries_in_a_hurry(record: Record) -> None:
 
 
 DEFECTS = (
-    ("T1", names_an_epoch_first),
+    ("T1", names_a_term_first),
     ("T2", submits_from_another_cursor),
     ("T2", submits_other_tasks_again),
     ("T2", submits_anew),
@@ -172,7 +172,7 @@ DEFECTS = (
     ("T4", publishes_an_older_version),
     ("T5", checkpoints_ahead),
     ("T6", does_not_end),
-    ("T6", resumes_after_stale_epoch),
+    ("T6", resumes_after_stale_term),
     ("T7", forgets_the_revision),
     ("T8", publishes_another_manifest_again),
     ("T8", does_not_publish_again),

@@ -73,7 +73,7 @@ def returns_what_it_has_pushed(record: Record) -> None:
     end = leases(record)[lease_id].ended_s
     back = after(record, end + 0.1, calls(record, "ReturnLeases")[0])
     back.requests[0].message.returns[0].lease_id = lease_id
-    back.requests[0].message.returns[0].ClearField("continuation")
+    back.requests[0].message.returns[0].ClearField("partial_rollout")
     change(back)
 
 
@@ -177,7 +177,7 @@ def pushes_nothing_again(record: Record) -> None:
 def names_another_version(record: Record) -> None:
     (lost_lease,) = (mark for mark in record.marked("scenario") if mark.data["name"] == "lost lease")
     answered = calls(record, "LeaseTasks", lambda call: call.began_s >= lost_lease.at_s)
-    change(answered[0], loaded=common_pb2.WeightVersion(epoch=2, version=50))
+    change(answered[0], loaded=common_pb2.WeightVersion(term=2, version=50))
 
 
 def never_loads_the_last_version(record: Record) -> None:

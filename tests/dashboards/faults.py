@@ -46,7 +46,7 @@ def lag(rpc: Rpc) -> None:
     run.pull(0)
     run.publish(13)
     run.submit([make_task("t")])
-    run.report("engine-0", loaded=common_pb2.WeightVersion(epoch=1, version=0))
+    run.report("engine-0", loaded=common_pb2.WeightVersion(term=1, version=0))
 
 
 class Repeated(threading.Thread):
@@ -64,13 +64,13 @@ class Repeated(threading.Thread):
         self._gated = rpc.create(batch_groups=2, max_queued_groups=4, max_staleness=0)
         self._failing = rpc.create(batch_groups=2, max_attempts=1, lease_ttl_ms=1_000)
         self._over = threading.Event()
-        self._round = 0
+        self._micro_batch = 0
 
     def run(self) -> None:
         """See Thread."""
         try:
             while not self._over.wait(REFUSED_EVERY_S):
-                self._round += 1
+                self._micro_batch += 1
                 self._once()
         except Exception as error:  # noqa: BLE001 - handed to the test
             self.error = error
@@ -83,14 +83,14 @@ class Repeated(threading.Thread):
             raise self.error
 
     def _once(self) -> None:
-        name = f"r{self._round}"
+        name = f"r{self._micro_batch}"
         refused = runs_pb2.ListRunsRequest()
         with contextlib.suppress(grpc.RpcError):
             self._stranger.runs.ListRuns(refused, timeout=TIMEOUT_S)
         self._filtering.push([make_group(f"{name}-{i}") for i in range(4)])
         # One version passes while it is queued, and none may.
-        self._gated.push([make_group(name, version=common_pb2.WeightVersion(epoch=1, version=self._round - 1))])
-        self._gated.publish(self._round)
+        self._gated.push([make_group(name, version=common_pb2.WeightVersion(term=1, version=self._micro_batch - 1))])
+        self._gated.publish(self._micro_batch)
         with contextlib.suppress(grpc.RpcError):
             self._gated.pull(0)
         # A lease that nobody extends: its one attempt is over with it.

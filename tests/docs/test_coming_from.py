@@ -20,7 +20,7 @@ def with_prompt(group: GroupArrays, prompt_len: int) -> GroupArrays:
     for sample in group.samples:
         mask = sample.loss_mask.copy()
         mask[:prompt_len] = 0
-        spans = [(epoch, version, prompt_len, end) for epoch, version, _, end in sample.spans]
+        spans = [(term, version, prompt_len, end) for term, version, _, end in sample.spans]
         samples.append(
             replace(sample, prompt_len=prompt_len, loss_mask=mask, logprobs=sample.logprobs * mask, spans=spans)
         )

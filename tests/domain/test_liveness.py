@@ -40,7 +40,7 @@ ONE_AND_THE_NEXT = "{}, what 1 uncommitted batches (prefetch_batches 0 + batches
         (
             {"batch_groups": 8, "micro_batch_groups": 4, "max_queued_groups": 3},
             "max_queued_groups",
-            "3 groups can never hold a round of 4 groups a rank",
+            "3 groups can never hold a micro-batch of 4 groups a rank",
         ),
         (
             {"batch_tokens": 100, "max_queued_tokens": 199},
@@ -61,7 +61,7 @@ ONE_AND_THE_NEXT = "{}, what 1 uncommitted batches (prefetch_batches 0 + batches
         (
             {"batch_groups": 4, "micro_batch_groups": 2, "max_queued_tokens": 100, "quota_tokens": 399},
             "quota_tokens",
-            ONE_AND_THE_NEXT.format("399 is below 400") + ", of up to 2 rounds each",
+            ONE_AND_THE_NEXT.format("399 is below 400") + ", of up to 2 micro-batches each",
         ),
         (
             {"batch_groups": 5, "micro_batch_groups": 2, "max_queued_bytes": MIB, "quota_bytes": 6 * MIB - 1},

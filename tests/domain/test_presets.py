@@ -126,7 +126,7 @@ def test_prime_rl_cancels_rollouts_that_are_too_many_steps_off(text: str, surviv
         expected = ops.LeaseState.LIVE if version <= survives else ops.LeaseState.CANCELLED
         assert world.extend(slow.lease_id) == [expected]
     again = world.lease_one()
-    assert (again.task_id, again.attempt, again.continuation) == ("slow", 2, b"")
+    assert (again.task_id, again.attempt, again.partial_rollout) == ("slow", 2, b"")
     assert world.push(again, head=survives + 1) is ops.PushKind.QUEUED
     assert world.statistic("leases_cancelled") == 1
 
@@ -187,9 +187,9 @@ def test_miles_resumes_groups_that_were_interrupted() -> None:
     world = World(**preset("miles"))
     feed(world, 10)
     grants = world.lease(N).grants
-    world.interrupt(grants[1].lease_id, continuation=b"half of it", head=0, tokens=7)
+    world.interrupt(grants[1].lease_id, partial_rollout=b"half of it", head=0, tokens=7)
     (resumed,) = world.lease(50).grants
-    assert (resumed.task_id, resumed.continuation) == (grants[1].task_id, b"half of it")
+    assert (resumed.task_id, resumed.partial_rollout) == (grants[1].task_id, b"half of it")
     assert world.push(resumed) is ops.PushKind.QUEUED
 
 
@@ -213,7 +213,7 @@ def test_miles_docs_recycles_what_is_too_stale() -> None:
     assert miles_log(world)[1] == "Staleness stats: recycled=6, avg_staleness=0.00, max_staleness=0"
     again = world.lease(6).grants
     assert [grant.task_id for grant in again] == [grant.task_id for grant in first], "no prompt is lost"
-    assert {grant.generation for grant in again} == {1}
+    assert {grant.incarnation for grant in again} == {1}
     for grant, head in zip(again, (1, 1, 3, 3, 3, 3), strict=True):
         world.push(grant, head=head)
     batch = world.batch()
@@ -276,18 +276,18 @@ def test_queue_max_trains_on_shorter_responses_than_it_samples(staleness: int, b
 # ── streaming ────────────────────────────────────────────────────────────────
 
 
-def test_streaming_gives_a_step_in_rounds_as_soon_as_they_are_there() -> None:
+def test_streaming_gives_a_step_in_micro_batches_as_soon_as_they_are_there() -> None:
     world = World(**preset("streaming(2, 2)", batch_groups=8))
-    assert world.view.policy.max_queued_groups == 8, "two rounds of 2 ranks x 2 groups"
+    assert world.view.policy.max_queued_groups == 8, "two micro-batches of 2 ranks x 2 groups"
     world.queue(3)
     assert isinstance(world.pull(world_size=2), ops.Short)
     world.queue(1)
     ranks = [world.batch(0, rank=rank, world_size=2) for rank in range(2)]
     assert [len(batch.shard) for batch in ranks] == [2, 2]
-    assert [(batch.round, batch.final, batch.total_groups) for batch in ranks] == [(0, False, 4)] * 2
+    assert [(batch.micro_batch, batch.final, batch.total_groups) for batch in ranks] == [(0, False, 4)] * 2
     assert world.groups("forming") == 4
     world.queue(4)
-    last = world.batch(0, world_size=2, round_=1)
+    last = world.batch(0, world_size=2, micro_batch=1)
     assert (last.final, last.total_groups, last.total_tokens) == (True, 8, 80), "totals of the whole step"
     assert world.view.next_step == 1
 

@@ -25,8 +25,8 @@ UPDATES_BEFORE = 2
 class Dying(BufferClient):
     """Sends nothing after the announcement that it will."""
 
-    def plan_collective(self, run_id: str, *, epoch: int, plan: CollectivePlan, timeout_s: float | None = None) -> None:
-        super().plan_collective(run_id, epoch=epoch, plan=plan, timeout_s=timeout_s)
+    def plan_collective(self, run_id: str, *, term: int, plan: CollectivePlan, timeout_s: float | None = None) -> None:
+        super().plan_collective(run_id, term=term, plan=plan, timeout_s=timeout_s)
         if plan.phase == "broadcast" and plan.version.version > UPDATES_BEFORE:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -37,12 +37,12 @@ class Interfering(BufferClient):
     victim = 0
     announced: list[CollectivePlan]
 
-    def plan_collective(self, run_id: str, *, epoch: int, plan: CollectivePlan, timeout_s: float | None = None) -> None:
+    def plan_collective(self, run_id: str, *, term: int, plan: CollectivePlan, timeout_s: float | None = None) -> None:
         self.announced = [*getattr(self, "announced", []), plan]
         if plan.phase == "broadcast" and self.victim:
             os.kill(self.victim, signal.SIGKILL)
             self.victim = 0
-        super().plan_collective(run_id, epoch=epoch, plan=plan, timeout_s=timeout_s)
+        super().plan_collective(run_id, term=term, plan=plan, timeout_s=timeout_s)
 
 
 def servers(worker: WorkerProcess) -> dict[int, int]:

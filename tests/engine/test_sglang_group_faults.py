@@ -11,7 +11,7 @@ from aiohttp import web
 from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineLoadFailed, EngineRejected, EngineTimeout
 from rollout_workers.engine.sglang.engine import SglangEngine
-from rollout_workers.engine.types import GroupPlace
+from rollout_workers.engine.types import ProcessGroup
 from tests.engine.against_fake import connected
 from tests.engine.fake_sglang import FakeSglang, never_answer, refused
 
@@ -30,16 +30,16 @@ def meeting_point() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-def place(port: int, **changes: Any) -> GroupPlace:
+def process_group(port: int, **changes: Any) -> ProcessGroup:
     made = {"group_name": "g", "backend": "gloo", "master_address": "127.0.0.1", "rank": 1, "world_size": 3}
-    return GroupPlace(master_port=port, **{**made, **changes})
+    return ProcessGroup(master_port=port, **{**made, **changes})
 
 
 async def test_join_gives_an_older_group_of_the_name_up_first(
     fake: FakeSglang, engine: SglangEngine, meeting_point: int
 ) -> None:
     fake.groups.add("g")
-    await engine.join_group(place(meeting_point), deadline_s=5)
+    await engine.join_group(process_group(meeting_point), deadline_s=5)
     assert fake.order == ["/destroy_weights_update_group", "/init_weights_update_group"]
     assert fake.received["/init_weights_update_group"] == [
         {
@@ -57,7 +57,7 @@ async def test_engine_is_not_sent_where_nobody_listens(fake: FakeSglang, engine:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(EngineLoadFailed, match=f"nobody listens at 127.0.0.1:{port}") as failed:
-        await engine.join_group(place(port), deadline_s=0.3)
+        await engine.join_group(process_group(port), deadline_s=0.3)
     assert failed.value.weights == "kept"
     assert "/init_weights_update_group" not in fake.order
 
@@ -70,7 +70,7 @@ async def test_group_that_does_not_come_about_keeps_the_weights(
 
     fake.handlers["/init_weights_update_group"] = refuse
     with pytest.raises(EngineLoadFailed, match="likely closed") as failed:
-        await engine.join_group(place(meeting_point), deadline_s=5)
+        await engine.join_group(process_group(meeting_point), deadline_s=5)
     assert failed.value.weights == "kept"
 
 
@@ -79,7 +79,7 @@ async def test_join_is_asked_for_once_even_when_it_takes_too_long(
 ) -> None:
     fake.handlers["/init_weights_update_group"] = never_answer
     with pytest.raises(EngineTimeout):
-        await engine.join_group(place(meeting_point), deadline_s=0.3)
+        await engine.join_group(process_group(meeting_point), deadline_s=0.3)
     assert fake.order.count("/init_weights_update_group") == 1
 
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 from rollout_workers.engine.errors import EngineLoadFailed, EngineTimeout
 from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.launch import free_port
-from rollout_workers.engine.types import GroupPlace, PauseMode, SampleRequest, TensorSpec
+from rollout_workers.engine.types import PauseMode, ProcessGroup, SampleRequest, TensorSpec
 from tests.engine.conftest import CONSTANT_TOKENS, Models
 
 # The first of these to run starts the server.
@@ -43,8 +43,8 @@ class Sender:
         self._group: Any = None
 
     @property
-    def place(self) -> GroupPlace:
-        return GroupPlace(
+    def process_group(self) -> ProcessGroup:
+        return ProcessGroup(
             group_name=self.name,
             backend="gloo",
             master_address="127.0.0.1",
@@ -104,7 +104,7 @@ def specs(tensors: dict[str, Any]) -> list[TensorSpec]:
 
 
 async def join(engine: SglangEngine, sender: Sender) -> None:
-    await asyncio.gather(asyncio.to_thread(sender.open), engine.join_group(sender.place, deadline_s=20))
+    await asyncio.gather(asyncio.to_thread(sender.open), engine.join_group(sender.process_group, deadline_s=20))
 
 
 async def broadcast(engine: SglangEngine, sender: Sender, model: Path, label: str) -> None:
@@ -203,7 +203,7 @@ async def test_engine_that_is_stuck_in_a_broadcast_is_free_when_the_sender_close
 
 async def test_group_whose_other_members_never_come_ends_with_its_meeting_point(engine: SglangEngine) -> None:
     with sending(world_size=3) as sender:
-        joining = asyncio.create_task(engine.join_group(sender.place, deadline_s=20))
+        joining = asyncio.create_task(engine.join_group(sender.process_group, deadline_s=20))
         assert not (await asyncio.wait({joining}, timeout=1.0))[0]
         sender.close()
         with pytest.raises(EngineLoadFailed, match="Failed to initialize") as failed:

@@ -23,7 +23,7 @@ from rollout_workers.engine.errors import (
     EngineUnfit,
 )
 from rollout_workers.engine.registry import KINDS
-from rollout_workers.engine.types import GeneratedSample, GroupPlace, PauseMode, SampleRequest
+from rollout_workers.engine.types import GeneratedSample, PauseMode, ProcessGroup, SampleRequest
 from rollout_workers.engine.vllm.engine import VllmEngine
 from rollout_workers.engines import open_slot
 from rollout_workers.versions import Version
@@ -361,12 +361,14 @@ async def test_files_of_another_model_are_refused_before_the_server_is_told(tmp_
 
 
 async def test_tensors_and_broadcasts_are_not_offered_and_change_nothing(tmp_path: Path) -> None:
-    place = GroupPlace(group_name="g", backend="nccl", master_address="127.0.0.1", master_port=1, rank=1, world_size=2)
+    process_group = ProcessGroup(
+        group_name="g", backend="nccl", master_address="127.0.0.1", master_port=1, rank=1, world_size=2
+    )
     async with FakeVllm() as fake, connected(fake) as engine:
         for call in (
             engine.load_tensors(tmp_path, "1.2"),
             engine.check_tensors([]),
-            engine.join_group(place, deadline_s=1.0),
+            engine.join_group(process_group, deadline_s=1.0),
             engine.receive([], group_name="g", version_label="1.2", deadline_s=1.0),
         ):
             with pytest.raises(EngineLoadFailed, match="from files alone") as caught:

@@ -19,7 +19,7 @@ from trainer_client import BufferClient, ClientOptions, SessionOptions
 from trainer_client.state import Engine, RunState
 
 RUN = "r"
-LOOK_S = 0.01
+POLL_S = 0.01
 WITHIN_S = 300.0
 """Time for everything that is waited for: a restarted SGLang server on a busy machine takes minutes."""
 
@@ -110,7 +110,7 @@ class Observer:
                 return state, time.monotonic()
             seen = state or seen
             assert time.monotonic() < deadline, f"still not: {what}; engines: {seen and seen.engines}"
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 def fit(engines: Sequence[Engine], version: int, count: int) -> bool:

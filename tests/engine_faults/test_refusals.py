@@ -190,7 +190,7 @@ def test_a_version_that_is_not_what_its_manifest_says_is_loaded_by_nobody_and_th
         told.session.publish(fitting(1))
         told.until(lambda a, b: a.loaded.version == b.loaded.version == 1, "both have version 1")
         with FilesPublisher(tmp_path / "spoilt") as publisher:
-            manifest = publisher.write(fitting(2), epoch=told.session.epoch, version=2)
+            manifest = publisher.write(fitting(2), term=told.session.term, version=2)
             for file in Path(manifest.base_url).glob("*.safetensors"):
                 data = bytearray(file.read_bytes())
                 data[-1] ^= 1

@@ -2,8 +2,8 @@
 
 There are a service, two SGLang servers, and a worker process that leases, generates and pushes. A trainer pulls,
 publishes and waits until both engines have the version before it publishes the next. Half-way the worker is told to end
-and another one takes its place, so that continuations travel. At the end the trainer stops to submit, and every task is
-waited for.
+and another one takes its place, so that partial rollouts travel. At the end the trainer stops to submit, and every task
+is waited for.
 """
 
 import itertools

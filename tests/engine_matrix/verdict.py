@@ -39,5 +39,5 @@ def check_tokens(words: Sequence[Mapping[str, Any]], seen: Seen, state: RunState
     pushed = sum(each["tokens_pushed"] for each in words)
     unheard = sum(each["tokens_discarded"].get("lease_ended", 0) for each in words)
     assert pushed <= seen.tokens <= pushed + unheard, (pushed, seen.tokens, unheard)
-    left = state.statistics["continuation_tokens_discarded"]
+    left = state.statistics["partial_rollout_tokens_discarded"]
     assert sum(each["tokens_returned"] for each in words) == sum(each["tokens_resumed"] for each in words) + left

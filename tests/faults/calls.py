@@ -17,30 +17,30 @@ SAMPLING = SamplingParams(max_new_tokens=16)
 
 @dataclass
 class Caller:
-    """One client of one epoch, every call of which is recorded."""
+    """One client of one term, every call of which is recorded."""
 
     history: History
     run_id: str
     client: AsyncBufferClient
     name: str
-    epoch: int
+    term: int
 
     def _call(self, kind: str, **given: Any) -> Any:
-        return self.history.call(self.name, kind, epoch=self.epoch, **given)
+        return self.history.call(self.name, kind, term=self.term, **given)
 
     async def pull(
-        self, step: int, round_: int, rank: int, world_size: int, train_version: int | None, groups: int | None
+        self, step: int, micro_batch: int, rank: int, world_size: int, train_version: int | None, groups: int | None
     ) -> Batch:
-        where = {"step": step, "round": round_, "rank": rank, "world_size": world_size}
+        where = {"step": step, "micro_batch": micro_batch, "rank": rank, "world_size": world_size}
         async with self._call("pull", **where, train_version=train_version, batch_groups=groups) as op:
             batch = await self.client.pull(
                 self.run_id,
-                epoch=self.epoch,
+                term=self.term,
                 step=step,
                 rank=rank,
                 world_size=world_size,
                 train_version=train_version,
-                round=round_,
+                micro_batch=micro_batch,
                 batch_groups=groups,
                 timeout_s=PULL_TIMEOUT_S,
             )
@@ -56,31 +56,31 @@ class Caller:
         async with self._call("publish", **given) as op:
             done = await self.client.publish(
                 self.run_id,
-                epoch=self.epoch,
+                term=self.term,
                 version=version,
                 manifest=files,
                 commit_through=commit_through,
             )
             op.reply = {
-                "published": [done.version.epoch, done.version.version],
+                "published": [done.version.term, done.version.version],
                 "committed_steps": done.committed_steps,
             }
 
     async def commit(self, through: int) -> None:
         async with self._call("commit", through=through) as op:
-            steps = await self.client.commit(self.run_id, epoch=self.epoch, through_step=through)
+            steps = await self.client.commit(self.run_id, term=self.term, through_step=through)
             op.reply = {"committed_steps": steps}
 
     async def checkpoint(self, through: int) -> None:
         async with self._call("checkpoint", through=through) as op:
-            steps = await self.client.checkpoint(self.run_id, epoch=self.epoch, through_step=through)
+            steps = await self.client.checkpoint(self.run_id, term=self.term, through_step=through)
             op.reply = {"checkpointed_steps": steps}
 
     async def submit(self, cursor: int, count: int) -> int:
         """Feed so many prompts from `cursor` on; the cursor after them."""
         items = list(range(cursor, cursor + count))
         submission = Submission(
-            epoch=self.epoch,
+            term=self.term,
             expected_cursor=cursor,
             cursor=cursor + count,
             feeder_state=str(cursor + count).encode(),
@@ -121,7 +121,7 @@ def _batch_facts(batch: Batch) -> Facts:
         "shard": [info.shard_groups, info.shard_tokens],
         "groups": [
             {
-                "group_id": f"{group.task_id}/{group.generation}",
+                "group_id": f"{group.task_id}/{group.incarnation}",
                 "digest": digest(group.header, group.payload),
                 "sequence": group.sequence,
                 "head": group.head_version,

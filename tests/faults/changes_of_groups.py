@@ -36,7 +36,7 @@ def a_task_vanishes(history: History) -> None:
 @breaks("acknowledged_groups_are_kept")
 def an_acknowledged_group_is_nowhere(history: History) -> None:
     events(history).remove(["accepted", "t3/0", "queued"])
-    events(history)[-2] = ["round", 1, 0, ["t1/0"]]
+    events(history)[-2] = ["micro_batch", 1, 0, ["t1/0"]]
 
 
 @breaks("acknowledged_groups_are_kept")
@@ -51,17 +51,17 @@ def the_ledger_calls_a_dropped_group_trained(history: History) -> None:
 
 @breaks("acknowledged_groups_are_kept")
 def a_trained_group_enters_a_step_again(history: History) -> None:
-    events(history).append(["round", 1, 1, ["t0/0"]])
+    events(history).append(["micro_batch", 1, 1, ["t0/0"]])
 
 
 @breaks("trained_is_what_ranks_got")
 def what_came_was_never_pushed(history: History) -> None:
-    shard(calls(history, "pull", epoch=2, step=0, rank=0)[0])[0]["digest"] = "of nobody"
+    shard(calls(history, "pull", term=2, step=0, rank=0)[0])[0]["digest"] = "of nobody"
 
 
 @breaks("trained_is_what_ranks_got")
 def a_rank_never_saw_its_shard(history: History) -> None:
-    (op,) = calls(history, "pull", epoch=2, step=0, rank=1)
+    (op,) = calls(history, "pull", term=2, step=0, rank=1)
     op.reply = op.end = None
 
 
@@ -86,7 +86,7 @@ def a_group_comes_to_two_ranks(history: History) -> None:
 
 @breaks("no_group_is_in_two_batches")
 def a_replay_has_other_groups(history: History) -> None:
-    shard(calls(history, "pull", epoch=3, rank=0)[0])[0].update(group_id="t9/0", digest="digest-9")
+    shard(calls(history, "pull", term=3, rank=0)[0])[0].update(group_id="t9/0", digest="digest-9")
 
 
 @breaks("no_group_is_in_two_batches")
@@ -102,18 +102,18 @@ def a_group_is_missing_from_every_shard(history: History) -> None:
 
 @breaks("a_repeated_pull_returns_the_same")
 def ranks_swap_their_shards(history: History) -> None:
-    op = again(history, calls(history, "pull", epoch=3, rank=0)[0])
-    op.got["groups"] = calls(history, "pull", epoch=3, rank=1)[0].got["groups"]
+    op = again(history, calls(history, "pull", term=3, rank=0)[0])
+    op.got["groups"] = calls(history, "pull", term=3, rank=1)[0].got["groups"]
 
 
 @breaks("a_repeated_pull_returns_the_same")
 def a_replay_has_other_bytes(history: History) -> None:
-    shard(calls(history, "pull", epoch=3, rank=0)[0])[0]["digest"] = "digest-1-1"
+    shard(calls(history, "pull", term=3, rank=0)[0])[0]["digest"] = "digest-1-1"
 
 
 @breaks("a_repeated_pull_returns_the_same")
 def totals_change(history: History) -> None:
-    again(history, calls(history, "pull", epoch=3, rank=0)[0]).got["totals"][3] += 1
+    again(history, calls(history, "pull", term=3, rank=0)[0]).got["totals"][3] += 1
 
 
 # ── 4: caps ──────────────────────────────────────────────────────────────────

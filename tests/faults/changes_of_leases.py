@@ -77,7 +77,7 @@ def a_version_has_two_manifests(history: History) -> None:
 
 @breaks("versions_rise_by_publish_only")
 def a_former_trainer_publishes(history: History) -> None:
-    op = calls(history, "publish", epoch=2, version=2)[0]
+    op = calls(history, "publish", term=2, version=2)[0]
     op.reply, op.error = {"published": [2, 2], "committed_steps": 2}, None
 
 

@@ -32,7 +32,7 @@ def grants_of(reading: Reading) -> dict[tuple[int, GroupId], list[Grant]]:
     found = defaultdict(list)
     for op in reading.history.of("lease", ok=True):
         for lease in op.got["leases"] if not reading.straddles(op) else ():
-            group_id = f"{lease['task_id']}/{lease['generation']}"
+            group_id = f"{lease['task_id']}/{lease['incarnation']}"
             found[reading.era(op), group_id].append(Grant(op, lease["lease_id"], group_id, lease["attempt"]))
     return {key: sorted(grants, key=lambda grant: grant.attempt) for key, grants in found.items()}
 
@@ -141,9 +141,9 @@ def the_first_result_wins(reading: Reading) -> Iterator[str]:
             if outcome in ACCEPTED:
                 accepted[era].add(op.given["lease_id"])
             elif outcome == "closed" or op.got["error"] == "unknown_lease":
-                # A recycled group's task is at a later generation, which somebody was given.
-                task_id, _, generation = group_id.rpartition("/")
-                later = f"{task_id}/{int(generation) + 1}"
+                # A recycled group's task is at a later incarnation, which somebody was given.
+                task_id, _, incarnation = group_id.rpartition("/")
+                later = f"{task_id}/{int(incarnation) + 1}"
                 if group_id not in have_been and later not in granted and not reading.losses:
                     yield f"{op.actor} was told {outcome} for {op.given['lease_id']}, and there is no result"
             else:

@@ -67,7 +67,7 @@ class Load:
         """Push the task's group until it is acknowledged; the revision."""
 
         async def attempt(run: Run) -> ops.PushResult:
-            group = run.group(task_id, body_of(task_id), head=weights(0, run.epoch))
+            group = run.group(task_id, body_of(task_id), head=weights(0, run.term))
             return await run.store.push(run.run_id, [group], seen_revision=claim(seen))
 
         result = await self.until_answered(worker, attempt)

@@ -30,8 +30,8 @@ def view_facts(view: RunState) -> Facts:
     policy = asdict(view.policy)
     return {
         "revision": view.revision,
-        "epoch": view.epoch,
-        "published": [view.published.epoch, view.published.version],
+        "term": view.term,
+        "published": [view.published.term, view.published.version],
         "next_step": view.next_step,
         "committed_steps": view.committed_steps,
         "checkpointed_steps": view.checkpointed_steps,

@@ -34,15 +34,15 @@ class Made:
         spans = [span.version for sample in self.header.samples for span in sample.spans]
         firsts = [sample.spans[0].version for sample in self.header.samples]
         return {
-            "group_id": f"{self.header.task_id}/{self.header.generation}",
+            "group_id": f"{self.header.task_id}/{self.header.incarnation}",
             "lease_id": self.header.lease_id,
             "digest": self.digest,
             "samples": len(self.header.samples),
             "tokens": sum(sample.tokens for sample in self.header.samples),
             "bytes": sum(len(piece) for piece in join_group(self.header, self.payload)),
             "loss_tokens": sum(sample.loss_tokens for sample in self.header.samples),
-            "heads": sorted({(version.epoch, version.version) for version in firsts}),
-            "versions": sorted({(version.epoch, version.version) for version in spans}),
+            "heads": sorted({(version.term, version.version) for version in firsts}),
+            "versions": sorted({(version.term, version.version) for version in spans}),
         }
 
     def message(self) -> groups_pb2.Group:
@@ -74,7 +74,7 @@ def make(
     header = groups_pb2.GroupHeader(
         task_id=lease.task.task_id,
         lease_id=lease.lease_id,
-        generation=lease.generation,
+        incarnation=lease.incarnation,
         environment=lease.task.environment,
         worker_id=worker_id,
         metadata_json=lease.task.metadata_json,
@@ -105,5 +105,5 @@ def _spans(length: int, versions: Sequence[Version]) -> list[groups_pb2.VersionS
 
 
 def versions_of(group: groups_pb2.Group) -> list[Version]:
-    """The versions of a continuation, in order."""
+    """The versions of a partial rollout, in order."""
     return sorted({Version.of(span.version) for sample in group.header.samples for span in sample.spans})

@@ -44,8 +44,8 @@ def _event(record: runs_pb2.Record) -> list[object]:
         return [kind, record.accepted.group_id, record.accepted.state]
     if kind == "moved":
         return [kind, record.moved.group_id, record.moved.state]
-    if kind == "round":
-        return [kind, record.round.step, record.round.round, list(record.round.group_ids)]
+    if kind == "micro_batch":
+        return [kind, record.micro_batch.step, record.micro_batch.micro_batch, list(record.micro_batch.group_ids)]
     return [kind, record.trained.committed_steps]
 
 

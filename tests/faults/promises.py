@@ -90,14 +90,14 @@ def no_group_is_in_two_batches(reading: Reading) -> Iterator[str]:
 
 
 def a_repeated_pull_returns_the_same(reading: Reading) -> Iterator[str]:
-    """Pulls of the same (epoch, step, round, rank) have the same groups, byte for byte, with the same totals, whoever
-    asks; and a group's bytes never change.
+    """Pulls of the same (term, step, micro-batch, rank) have the same groups, byte for byte, with the same totals,
+    whoever asks; and a group's bytes never change.
     """
     first: dict[tuple[int, ...], Op] = {}
     bytes_of: dict[tuple[int, str], str] = {}
     for op in reading.history.ended("pull"):
         given, era = op.given, reading.era(op)
-        same = first.setdefault((era, *(given[name] for name in ("epoch", "step", "round", "rank"))), op)
+        same = first.setdefault((era, *(given[name] for name in ("term", "step", "micro_batch", "rank"))), op)
         for name in ("groups", "totals", "train_version", "final", "shard", "staleness_max"):
             if op.got[name] != same.got[name] and not reading.straddles(op):
                 yield f"{op.actor} got other {name} than {same.actor} for {given}"
@@ -130,13 +130,13 @@ def batches_are_fresh(reading: Reading) -> Iterator[str]:
     """
     bound = reading.last_view["policy"]["max_staleness"]
     for op in reading.history.of("pull", ok=True):
-        epoch, step = op.given["epoch"], op.given["step"]
-        start = reading.resumes.get(epoch)
+        term, step = op.given["term"], op.given["step"]
+        start = reading.resumes.get(term)
         for group in op.got["groups"]:
             pushed = reading.pushed.get(group["digest"])
             if pushed is None:
                 continue
-            head = min(reading.effective((e, v), epoch) for e, v in pushed["heads"])
+            head = min(reading.effective((e, v), term) for e, v in pushed["heads"])
             if head != group["head"] and not reading.losses:
                 yield f"group {group['group_id']} has head {head}, but the pull of {op.given} says {group['head']}"
             assembled_here = start is None or step > start.got["next_unassembled_step"] or not op.got["replayed"]
@@ -153,14 +153,14 @@ def versions_rise_by_publish_only(reading: Reading) -> Iterator[str]:
     published = reading.history.of("publish")
     seen = [op for op in reading.history.of("view", "lease", "publish", ok=True) if not reading.straddles(op)]
     for op in seen:
-        epoch, version = op.got["published"]
-        resume = reading.resumes.get(epoch)
-        by_resume = (epoch == 1 and version == 0) or (resume is not None and resume.got["version"] == version)
+        term, version = op.got["published"]
+        resume = reading.resumes.get(term)
+        by_resume = (term == 1 and version == 0) or (resume is not None and resume.got["version"] == version)
         by_publish = any(
-            (it.given["epoch"], it.given["version"]) == (epoch, version) and it.begin < op.ended() for it in published
+            (it.given["term"], it.given["version"]) == (term, version) and it.begin < op.ended() for it in published
         )
         if not by_resume and not by_publish:
-            yield f"{op.actor} saw version {(epoch, version)} at {op.begin}, which nobody published"
+            yield f"{op.actor} saw version {(term, version)} at {op.begin}, which nobody published"
     promised = [op for op in seen if op.kind != "view"]
     yield from _never_falls(promised, "published", lambda op: tuple(op.got["published"]), reading.era)
     shown = [op for op in seen if op.kind != "view" or op in reading.views]
@@ -168,27 +168,27 @@ def versions_rise_by_publish_only(reading: Reading) -> Iterator[str]:
     manifests = defaultdict(set)
     for op in published:
         if op.ok:
-            manifests[reading.era(op), op.given["epoch"], op.given["version"]].add(op.given["manifest"])
-            if op.got["published"] != [op.given["epoch"], op.given["version"]]:
+            manifests[reading.era(op), op.given["term"], op.given["version"]].add(op.given["manifest"])
+            if op.got["published"] != [op.given["term"], op.given["version"]]:
                 yield f"publish of {op.given} was answered {op.got['published']}"
     for version, ways in manifests.items():
         if len(ways) > 1:
             yield f"version {version} was published with {len(ways)} manifests"
     for op in reading.history.of("pull", "publish", "submit", "commit", "checkpoint", ok=True):
-        for epoch, resume in reading.resumes.items():
-            if epoch > op.given["epoch"] and resume.before(op) and reading.era(op) == reading.era(resume):
-                yield f"{op.kind} of epoch {op.given['epoch']} succeeded at {op.begin}, after the resume to {epoch}"
+        for term, resume in reading.resumes.items():
+            if term > op.given["term"] and resume.before(op) and reading.era(op) == reading.era(resume):
+                yield f"{op.kind} of term {op.given['term']} succeeded at {op.begin}, after the resume to {term}"
 
 
 def progress_never_falls(reading: Reading) -> Iterator[str]:
-    """Revision, cursor and epoch never fall, and within an epoch neither do steps."""
+    """Revision, cursor and term never fall, and within a term neither do steps."""
     views = reading.views
-    for name in ("revision", "cursor", "epoch"):
+    for name in ("revision", "cursor", "term"):
         yield from _never_falls(views, name, lambda op, name=name: (op.got[name],), reading.life)  # type: ignore[misc]
     for name in ("next_step", "committed_steps", "checkpointed_steps"):
-        for epoch in {op.got["epoch"] for op in views}:
-            of_epoch = [op for op in views if op.got["epoch"] == epoch]
-            yield from _never_falls(of_epoch, name, lambda op, name=name: (op.got[name],), reading.life)  # type: ignore[misc]
+        for term in {op.got["term"] for op in views}:
+            of_term = [op for op in views if op.got["term"] == term]
+            yield from _never_falls(of_term, name, lambda op, name=name: (op.got[name],), reading.life)  # type: ignore[misc]
 
 
 def _never_falls(

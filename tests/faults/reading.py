@@ -49,12 +49,12 @@ class Reading:
 
     @cached_property
     def resumes(self) -> dict[int, Op]:
-        """Resumes by epoch."""
-        return {op.got["epoch"]: op for op in self.history.of("resume", ok=True)}
+        """Resumes by term."""
+        return {op.got["term"]: op for op in self.history.of("resume", ok=True)}
 
-    def effective(self, version: tuple[int, int], epoch: int) -> int:
-        """A version as it counts in the timeline of `epoch`: no more than what each fork after its own went on from."""
-        forks = [op.got["version"] for e, op in self.resumes.items() if version[0] < e <= epoch]
+    def effective(self, version: tuple[int, int], term: int) -> int:
+        """A version as it counts in the timeline of `term`: no more than what each fork after its own went on from."""
+        forks = [op.got["version"] for e, op in self.resumes.items() if version[0] < e <= term]
         return int(min([version[1], *forks]))
 
     @cached_property
@@ -84,14 +84,14 @@ class Reading:
 
 @dataclass
 class Step:
-    """One step as ranks have seen it in one epoch."""
+    """One step as ranks have seen it in one term."""
 
     era: int
     groups: dict[str, str] = field(default_factory=dict)
     """Digest by group id."""
     totals: list[int] = field(default_factory=list)
     complete: bool = False
-    """Every rank has told of every round."""
+    """Every rank has told of every micro-batch."""
 
 
 @dataclass
@@ -105,23 +105,23 @@ class Timeline:
 
     @classmethod
     def of(cls, reading: Reading) -> "Timeline":
-        """Epoch after epoch: what its resume did to earlier steps, then what its ranks got."""
+        """Term after term: what its resume did to earlier steps, then what its ranks got."""
         self = cls()
         pulls = defaultdict(list)
         for op in reading.history.ended("pull"):
-            pulls[op.given["epoch"], reading.era(op)].append(op)
-        epochs = sorted({epoch for epoch, _ in pulls} | reading.resumes.keys())
-        for epoch in epochs:
-            if epoch in reading.resumes:
-                self._resume(reading.resumes[epoch], reading.era(reading.resumes[epoch]))
+            pulls[op.given["term"], reading.era(op)].append(op)
+        terms = sorted({term for term, _ in pulls} | reading.resumes.keys())
+        for term in terms:
+            if term in reading.resumes:
+                self._resume(reading.resumes[term], reading.era(reading.resumes[term]))
             for era in range(len(reading.losses) + 1):
-                self._take(epoch, era, pulls[epoch, era])
+                self._take(term, era, pulls[term, era])
         return self
 
     def _resume(self, op: Op, era: int) -> None:
         k, mode, unassembled = op.got["next_step"], op.given["mode"], op.got["next_unassembled_step"]
         for number in [number for number in self.steps if number >= k]:
-            # Of a step that is not assembled a replay keeps the rounds that have closed, unless they are lost.
+            # Of a step that is not assembled a replay keeps the micro-batches that have closed, unless they are lost.
             is_gone = number > unassembled or (number == unassembled and self.steps[number].era < era)
             if mode != "replay" or is_gone:
                 step = self._drop(number)
@@ -135,18 +135,18 @@ class Timeline:
             self._place.pop(group_id, None)
         return step
 
-    def _take(self, epoch: int, era: int, pulls: list[Op]) -> None:
+    def _take(self, term: int, era: int, pulls: list[Op]) -> None:
         steps: dict[int, dict[int, dict[int, Op]]] = defaultdict(lambda: defaultdict(dict))
         for op in pulls:
-            steps[op.given["step"]][op.given["round"]].setdefault(op.given["rank"], op)
-        for number, rounds in sorted(steps.items()):
-            self._enter(f"step {number} in epoch {epoch}", number, self._step(f"step {number}", era, rounds))
+            steps[op.given["step"]][op.given["micro_batch"]].setdefault(op.given["rank"], op)
+        for number, micro_batches in sorted(steps.items()):
+            self._enter(f"step {number} in term {term}", number, self._step(f"step {number}", era, micro_batches))
 
-    def _step(self, name: str, era: int, rounds: dict[int, dict[int, Op]]) -> Step:
+    def _step(self, name: str, era: int, micro_batches: dict[int, dict[int, Op]]) -> Step:
         step = Step(era, complete=True)
         final = False
-        for number in range(max(rounds) + 1):
-            ranks = rounds.get(number, {})
+        for number in range(max(micro_batches) + 1):
+            ranks = micro_batches.get(number, {})
             shards = [op.got for op in ranks.values()]
             for group in (group for shard in shards for group in shard["groups"]):
                 if group["group_id"] in step.groups:
@@ -213,7 +213,7 @@ class Fates:
         (recording,) = reading.history.of("recording", ok=True)
         steps: dict[str, int] = {}
         for kind, *facts in recording.got["events"]:
-            if kind == "round":
+            if kind == "micro_batch":
                 for group_id in facts[2]:
                     if self.state.get(group_id) != "queued":
                         self.problems.append(f"group {group_id} entered step {facts[0]} as {self.state.get(group_id)}")

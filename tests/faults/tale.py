@@ -32,18 +32,18 @@ class Tale:
         self.call("trainer", "resume", {"next_step": reply["next_step"], "mode": mode}, reply)
 
     def lease(self, worker: str, version: list[int], *leases: tuple[int, int, str]) -> None:
-        """(prompt, attempt, continuation) each; prompt i is task "ti"."""
+        """(prompt, attempt, partial rollout) each; prompt i is task "ti"."""
         given = {"worker": worker, "instance": f"{worker}-1", "request_id": f"{worker}-{self.history.now}"}
         granted = [
             {
                 "lease_id": f"t{item}/0/{attempt}",
                 "task_id": f"t{item}",
-                "generation": 0,
+                "incarnation": 0,
                 "attempt": attempt,
                 "metadata": f'{{"item":{item}}}',
-                "continuation": continuation,
+                "partial_rollout": partial_rollout,
             }
-            for item, attempt, continuation in leases
+            for item, attempt, partial_rollout in leases
         ]
         reply = {"leases": granted, "wait": "LEASE_WAIT_UNSPECIFIED", "published": version}
         self.call(worker, "lease", {**given, "loaded": version, "max_tasks": len(leases)}, reply)
@@ -52,18 +52,18 @@ class Tale:
         given = {"worker": worker, "instance": f"{worker}-1", "leases": [lease_id]}
         self.call(worker, "extend", given, {"states": [state]})
 
-    def give_back(self, worker: str, lease_id: str, continuation: str, outcome: str) -> None:
+    def give_back(self, worker: str, lease_id: str, partial_rollout: str, outcome: str) -> None:
         given = {"worker": worker, "instance": f"{worker}-1", "lease_id": lease_id, "failed": False}
-        self.call(worker, "return", {**given, "continuation": continuation}, {"outcome": outcome})
+        self.call(worker, "return", {**given, "partial_rollout": partial_rollout}, {"outcome": outcome})
 
     def push(self, worker: str, item: int, attempt: int, outcome: str) -> None:
         self.call(worker, "push", pushed(item, attempt, worker), {"outcome": outcome, "error": ""})
 
-    def pull(self, rank: int, epoch: int, step: int, item: int, attempt: int, *, replayed: bool = False) -> None:
+    def pull(self, rank: int, term: int, step: int, item: int, attempt: int, *, replayed: bool = False) -> None:
         """A shard of one group, of a step of two."""
         facts = pushed(item, attempt, "")
         shard = {"group_id": f"t{item}/0", "digest": facts["digest"], "sequence": item, "head": 0, "item": item}
-        given = {"epoch": epoch, "step": step, "round": 0, "rank": rank, "world_size": RANKS}
+        given = {"term": term, "step": step, "micro_batch": 0, "rank": rank, "world_size": RANKS}
         reply = {
             "final": True,
             "train_version": step,
@@ -75,12 +75,12 @@ class Tale:
         }
         self.call(f"rank-{rank}", "pull", {**given, "train_version": step, "batch_groups": None}, reply)
 
-    def publish(self, epoch: int, version: int, step: int, error: str | None = None) -> None:
-        given = {"epoch": epoch, "version": version, "manifest": f"/weights/{version}", "commit_through": step}
-        reply = None if error else {"published": [epoch, version], "committed_steps": step + 1}
+    def publish(self, term: int, version: int, step: int, error: str | None = None) -> None:
+        given = {"term": term, "version": version, "manifest": f"/weights/{version}", "commit_through": step}
+        reply = None if error else {"published": [term, version], "committed_steps": step + 1}
         self.call("trainer", "publish", given, reply, error)
 
-    def view(self, epoch: int, version: int, trained: int, **groups: int) -> None:
+    def view(self, term: int, version: int, trained: int, **groups: int) -> None:
         """`groups` by state; all were accepted, and all tasks that have no group are pending."""
         groups = {"trained": trained, **groups}
         ledger = {state: amount(groups.get(state, 0)) for state in STATES}
@@ -89,8 +89,8 @@ class Tale:
         steps = trained // RANKS
         reply = {
             "revision": self.history.now,
-            "epoch": epoch,
-            "published": [epoch, version],
+            "term": term,
+            "published": [term, version],
             "next_step": steps + groups.get("delivered", 0) // RANKS,
             "committed_steps": steps,
             "checkpointed_steps": 0,
@@ -152,10 +152,10 @@ def pushed(item: int, attempt: int, worker: str) -> Facts:
 def told() -> History:
     """The tale."""
     tale = Tale()
-    tale.resume("replay", epoch=2, next_step=0, next_unassembled_step=0, version=0, cursor=0, feeder_state="")
+    tale.resume("replay", term=2, next_step=0, next_unassembled_step=0, version=0, cursor=0, feeder_state="")
     submitted = {"cursor": 4, "task_ids": ["t0", "t1", "t2", "t3"]}
-    tale.call("feeder", "submit", {"epoch": 2, "expected_cursor": 0, "cursor": 4}, submitted)
-    tale.call("rival", "submit", {"epoch": 2, "expected_cursor": 0, "cursor": 4}, None, "cursor_conflict")
+    tale.call("feeder", "submit", {"term": 2, "expected_cursor": 0, "cursor": 4}, submitted)
+    tale.call("rival", "submit", {"term": 2, "expected_cursor": 0, "cursor": 4}, None, "cursor_conflict")
     tale.lease("w0", [2, 0], (0, 1, ""), (1, 1, ""))
     tale.lease("w1", [2, 0], (2, 1, ""), (3, 1, ""))
     tale.extend("w0", "t0/0/1", "LIVE")
@@ -175,8 +175,8 @@ def told() -> History:
     tale.push("w0", 1, 1, "closed")
     tale.pull(0, 2, 1, 1, 2)
     tale.view(2, 1, 2, delivered=2)
-    tale.resume("replay", epoch=3, next_step=1, next_unassembled_step=2, version=1, cursor=4, feeder_state="4")
-    tale.publish(2, 2, 1, error="stale_epoch")
+    tale.resume("replay", term=3, next_step=1, next_unassembled_step=2, version=1, cursor=4, feeder_state="4")
+    tale.publish(2, 2, 1, error="stale_term")
     tale.pull(0, 3, 1, 1, 2, replayed=True)
     tale.pull(1, 3, 1, 3, 1, replayed=True)
     tale.publish(3, 2, 1)
@@ -184,11 +184,11 @@ def told() -> History:
     events: list[list[object]] = [
         ["accepted", "t0/0", "queued"],
         ["accepted", "t2/0", "queued"],
-        ["round", 0, 0, ["t0/0", "t2/0"]],
+        ["micro_batch", 0, 0, ["t0/0", "t2/0"]],
         ["trained", 1],
         ["accepted", "t3/0", "queued"],
         ["accepted", "t1/0", "queued"],
-        ["round", 1, 0, ["t3/0", "t1/0"]],
+        ["micro_batch", 1, 0, ["t3/0", "t1/0"]],
         ["trained", 2],
     ]
     tale.call("observer", "recording", {}, {"events": events})

@@ -119,7 +119,7 @@ async def resume_and_finish(running: Load, before: list[str]) -> None:
     promised = set(running.acknowledged)
     resumed = await running.replicas[0].resume()
     for run in running.replicas:
-        run.epoch = resumed.epoch
+        run.term = resumed.term
     running.batches = {step: tasks for step, tasks in running.batches.items() if step < resumed.next_step}
     running.ended_by.clear()
     lost = []

@@ -92,7 +92,7 @@ class Trainer:
             if not told:
                 self.crashes += 1
                 self.history.note("trainer", "crash")
-            zombie = start.epoch
+            zombie = start.term
             if told:
                 # The store may know less than the trainer's own checkpoint.
                 start, world_size = await self._resume(None, self._mode())
@@ -130,7 +130,7 @@ class Trainer:
         ):
             start = await client.resume(self.run_id, next_step=next_step, mode=mode)
             op.reply = {
-                "epoch": start.epoch,
+                "term": start.term,
                 "next_step": start.next_step,
                 "next_unassembled_step": start.next_unassembled_step,
                 "version": start.version,
@@ -140,10 +140,10 @@ class Trainer:
         self.trained = start.next_step
         return start, world_size
 
-    async def _haunt(self, epoch: int, now: Resumed) -> None:
+    async def _haunt(self, term: int, now: Resumed) -> None:
         """Go on with calls, as what is left of the former trainer."""
         async with AsyncBufferClient(self.target(), OPTIONS) as client:
-            caller = Caller(self.history, self.run_id, client, "zombie", epoch)
+            caller = Caller(self.history, self.run_id, client, "zombie", term)
             step = now.next_step
             calls = (
                 caller.pull(step, 0, 0, 2, now.version, None),
@@ -188,7 +188,7 @@ class _Incarnation:
 
     async def _rank(self, rank: int) -> None:
         async with self._client() as client:
-            caller = Caller(self.history, self.trainer.run_id, client, f"rank-{rank}", self.start.epoch)
+            caller = Caller(self.history, self.trainer.run_id, client, f"rank-{rank}", self.start.term)
             for step in itertools.count(self.start.next_step):
                 await self.history.until(
                     lambda step=step: step <= self.published + PREFETCH,  # type: ignore[misc]
@@ -201,22 +201,22 @@ class _Incarnation:
                     await self._ask_again(step)
 
     async def _pull_step(self, caller: Caller, rank: int, step: int) -> list[Batch]:
-        rounds: list[Batch] = []
-        while not rounds or not rounds[-1].final:
+        micro_batches: list[Batch] = []
+        while not micro_batches or not micro_batches[-1].final:
             version = groups = None
-            if not rounds:
+            if not micro_batches:
                 version = self.start.version + step - self.start.next_step
                 groups = self.world_size if self.plan.is_small(step) else None
                 if step < self.start.next_unassembled_step:
                     version = None
-            rounds.append(await caller.pull(step, len(rounds), rank, self.world_size, version, groups))
-        return rounds
+            micro_batches.append(await caller.pull(step, len(micro_batches), rank, self.world_size, version, groups))
+        return micro_batches
 
     async def _ask_again(self, newest: int) -> None:
         """Somebody else asks for a step that was pulled before, for any rank."""
         step = self.rng.randint(min(self.trainer.saved_step, newest), newest)
         async with self._client() as client:
-            caller = Caller(self.history, self.trainer.run_id, client, "bystander", self.start.epoch)
+            caller = Caller(self.history, self.trainer.run_id, client, "bystander", self.start.term)
             try:
                 await self._pull_step(caller, self.rng.randrange(self.world_size), step)
             except ReplayGap:
@@ -226,7 +226,7 @@ class _Incarnation:
 
     async def _train(self) -> None:
         async with self._client() as client:
-            caller = Caller(self.history, self.trainer.run_id, client, "trainer", self.start.epoch)
+            caller = Caller(self.history, self.trainer.run_id, client, "trainer", self.start.term)
             for step in itertools.count(self.start.next_step):
                 await self.history.until(
                     lambda step=step: min(self.got.values()) > step or self._is_finished(step),  # type: ignore[misc]
@@ -263,7 +263,7 @@ class _Incarnation:
     async def _look_around(self) -> None:
         """Look at the run, as sessions do, by the client that it also writes with."""
         async with self._client() as client:
-            caller = Caller(self.history, self.trainer.run_id, client, "looker", self.start.epoch)
+            caller = Caller(self.history, self.trainer.run_id, client, "looker", self.start.term)
             while True:
                 await pause(self.history)
                 await look(self.history, client, self.trainer.run_id)
@@ -275,8 +275,8 @@ class _Incarnation:
     async def _feed(self) -> None:
         cursor = self.start.cursor
         async with self._client() as client, self._client() as other:
-            caller = Caller(self.history, self.trainer.run_id, client, "feeder", self.start.epoch)
-            rival = Caller(self.history, self.trainer.run_id, other, "rival", self.start.epoch)
+            caller = Caller(self.history, self.trainer.run_id, client, "feeder", self.start.term)
+            rival = Caller(self.history, self.trainer.run_id, other, "rival", self.start.term)
             while not self.plan.is_small(self.published):
                 callers = [caller, rival] if self.rng.random() < 0.15 else [caller]
                 count = self.rng.randint(1, 6)

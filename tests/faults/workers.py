@@ -110,12 +110,12 @@ class _Life:
         self.requests += 1
         request_id, loaded, most = f"{self.instance}-{self.requests}", self.worker.loaded, self.rng.randint(1, 3)
         given = {"worker": self.name, "instance": self.instance, "request_id": request_id, "max_tasks": most}
-        async with self.history.call(self.name, "lease", **given, loaded=[loaded.epoch, loaded.version]) as op:
+        async with self.history.call(self.name, "lease", **given, loaded=[loaded.term, loaded.version]) as op:
             reply = await self.service.lease(self.name, request_id, loaded, max_tasks=most, wait_s=LEASE_WAIT_S)
             op.reply = {
                 "leases": [_lease_facts(lease) for lease in reply.leases],
                 "wait": tasks_pb2.LeaseWait.Name(reply.wait),
-                "published": [reply.published.epoch, reply.published.version],
+                "published": [reply.published.term, reply.published.version],
                 "revision": reply.revision,
             }
         if self.rng.random() < 0.7 or reply.wait == tasks_pb2.LEASE_WAIT_ENGINE_STALE:
@@ -142,16 +142,16 @@ class _Life:
             reply = await self.service.extend(meddler, [lease.lease_id], timeout_s=PATIENCE_S)
             op.reply = {"states": _names(reply)}
 
-    async def _give_back(self, lease: tasks_pb2.Lease, *, failed: bool, continuation: Made | None) -> None:
+    async def _give_back(self, lease: tasks_pb2.Lease, *, failed: bool, partial_rollout: Made | None) -> None:
         returned = tasks_pb2.LeaseReturn(
             lease_id=lease.lease_id,
             kind=tasks_pb2.RETURN_KIND_FAILED if failed else tasks_pb2.RETURN_KIND_INTERRUPTED,
             error="made to fail" if failed else "",
-            continuation=continuation.message() if continuation else None,
+            partial_rollout=partial_rollout.message() if partial_rollout else None,
         )
         given = {"worker": self.name, "instance": self.instance, "lease_id": lease.lease_id, "failed": failed}
-        kept = continuation.digest if continuation else ""
-        async with self.history.call(self.name, "return", **given, continuation=kept) as op:
+        kept = partial_rollout.digest if partial_rollout else ""
+        async with self.history.call(self.name, "return", **given, partial_rollout=kept) as op:
             reply = await self.service.give_back(self.name, [returned])
             op.reply = {"outcome": tasks_pb2.ReturnOutcome.Name(reply.outcomes[0]).removeprefix("RETURN_OUTCOME_")}
 
@@ -173,7 +173,7 @@ class _Life:
     async def _generate(self, lease: tasks_pb2.Lease, finish: int = groups_pb2.FINISH_REASON_STOP) -> Made:
         begun_with = self.worker.loaded
         await asyncio.sleep(self.rng.random() * GENERATION_S)
-        versions = {*versions_of(lease.continuation), begun_with, max(begun_with, self.worker.loaded)}
+        versions = {*versions_of(lease.partial_rollout), begun_with, max(begun_with, self.worker.loaded)}
         return make(lease, sorted(versions), self.rng, worker_id=self.name, finish=finish)
 
     async def _properly(self, lease: tasks_pb2.Lease) -> None:
@@ -195,10 +195,10 @@ class _Life:
         await self._push(await self._generate(lease))
 
     async def _hand_back(self, lease: tasks_pb2.Lease) -> None:
-        continuation = None
+        partial_rollout = None
         if self.rng.random() < 0.7:
-            continuation = await self._generate(lease, groups_pb2.FINISH_REASON_ABORTED)
-        await self._give_back(lease, failed=self.rng.random() < 0.3, continuation=continuation)
+            partial_rollout = await self._generate(lease, groups_pb2.FINISH_REASON_ABORTED)
+        await self._give_back(lease, failed=self.rng.random() < 0.3, partial_rollout=partial_rollout)
 
     async def _forget(self, lease: tasks_pb2.Lease) -> None:
         self.worker._forgotten.append(_Forgotten(lease, await self._generate(lease), time.monotonic()))
@@ -213,7 +213,7 @@ class _Life:
             if self.rng.random() < 0.7:
                 await self._push(it.made)
             else:
-                await self._give_back(it.lease, failed=False, continuation=None)
+                await self._give_back(it.lease, failed=False, partial_rollout=None)
 
 
 def _names(reply: tasks_pb2.ExtendLeasesResponse) -> list[str]:
@@ -221,12 +221,14 @@ def _names(reply: tasks_pb2.ExtendLeasesResponse) -> list[str]:
 
 
 def _lease_facts(lease: tasks_pb2.Lease) -> dict[str, object]:
-    kept = digest(lease.continuation.header, lease.continuation.payload) if lease.HasField("continuation") else ""
+    kept = (
+        digest(lease.partial_rollout.header, lease.partial_rollout.payload) if lease.HasField("partial_rollout") else ""
+    )
     return {
         "lease_id": lease.lease_id,
         "task_id": lease.task.task_id,
-        "generation": lease.generation,
+        "incarnation": lease.incarnation,
         "attempt": lease.attempt,
         "metadata": lease.task.metadata_json,
-        "continuation": kept,
+        "partial_rollout": kept,
     }

@@ -83,11 +83,11 @@ def _records(out: Path) -> ByStep:
 
 
 def _weights(out: Path) -> dict[int, str]:
-    """Digests by version, of the newest epoch that published any."""
+    """Digests by version, of the newest term that published any."""
     found: dict[int, dict[int, str]] = {}
     for path in (out / "weights").glob("v*-e*-*.json"):
-        version, epoch, digest = path.stem.split("-")
-        found.setdefault(int(epoch[1:]), {})[int(version[1:])] = digest
+        version, term, digest = path.stem.split("-")
+        found.setdefault(int(term[1:]), {})[int(version[1:])] = digest
     return found[max(found)]
 
 

@@ -222,7 +222,7 @@ class Lane:
 
     async def _drain(self) -> None:
         """Take what was queued: the store is to stay small."""
-        request = batches_pb2.PullBatchRequest(run=self._ref(), epoch=1, step=self._world.step, world_size=1)
+        request = batches_pb2.PullBatchRequest(run=self._ref(), term=1, step=self._world.step, world_size=1)
         await self._send("/rollout_buffer.v1.BatchService/PullBatch", [request.SerializeToString()])
         if self._rng.random() < 0.05:
             await self._begin(ROOMY)

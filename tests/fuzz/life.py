@@ -69,7 +69,7 @@ def _whole_life(run: RunRpc) -> None:
 
 
 def _one_step(run: RunRpc, step: int, version: int) -> None:
-    group = make_group(f"after-the-fuzz-{step}", version=common_pb2.WeightVersion(epoch=run.epoch, version=version))
+    group = make_group(f"after-the-fuzz-{step}", version=common_pb2.WeightVersion(term=run.term, version=version))
     ack = run.push_one(group)
     assert ack.outcome == groups_pb2.PUSH_OUTCOME_QUEUED, ack
     batch, groups = run.pull(step)

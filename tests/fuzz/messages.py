@@ -80,21 +80,21 @@ class Maker:
 
     def _known(self, name: str) -> Message | None:
         rng, world = self.rng, self.world
-        version = common_pb2.WeightVersion(epoch=world.epoch, version=world.version)
+        version = common_pb2.WeightVersion(term=world.term, version=world.version)
         makers: dict[str, Any] = {
             "RunRef": lambda: common_pb2.RunRef(run_id=world.run_id, seen_revision=rng.choice((0, world.revision))),
             "Task": lambda: make_task(world.task_id(rng), environment=rng.choice(("", "sums", "code"))),
             "Group": lambda: self._group(version),
             "WeightManifest": lambda: manifest(url=f"/weights/{world.version}"),
-            "CollectivePlan": lambda: make_plan(world.version + 1, world.epoch),
+            "CollectivePlan": lambda: make_plan(world.version + 1, world.term),
             "RunPolicy": lambda: world.policy(rng),
             "WeightVersion": lambda: version,
         }
         return makers[name]() if name in makers else None
 
     def _group(self, version: common_pb2.WeightVersion) -> Message:
-        task_id, lease_id, generation = self.world.leased(self.rng)
-        return make_group(task_id, lease_id=lease_id, generation=generation, version=version, lengths=(3, 4))
+        task_id, lease_id, incarnation = self.world.leased(self.rng)
+        return make_group(task_id, lease_id=lease_id, incarnation=incarnation, version=version, lengths=(3, 4))
 
     def _plausible(self, field: FieldDescriptor) -> Any:
         if field.enum_type is not None:

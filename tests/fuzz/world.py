@@ -28,13 +28,13 @@ class World:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self.epoch = 1
+        self.term = 1
         self.revision = 0
         self.cursor = 0
         self.step = 0
         self.version = 0
         self.leases: list[tuple[str, str, int]] = []
-        """(task, lease, generation)."""
+        """(task, lease, incarnation)."""
         self.page_token = ""
 
     def policy(self, rng: Random) -> runs_pb2.RunPolicy:
@@ -63,7 +63,7 @@ class World:
         """Return what a field of that name has, None where anything does."""
         near = rng.choice((0, 0, 0, 0, 1, -1))
         numbers = {
-            "epoch": self.epoch,
+            "term": self.term,
             "step": max(0, self.step + near),
             "through_step": max(0, self.step + near),
             "commit_through_step": max(0, self.step + near),
@@ -74,7 +74,7 @@ class World:
             "cursor": self.cursor + 1,
             "rank": 0,
             "world_size": 1,
-            "round": 0,
+            "micro_batch": 0,
             "wait_ms": rng.choice((0, 0, 0, 20)),
             "sequence": 1,
         }
@@ -100,13 +100,13 @@ class World:
         self.revision = max(self.revision, getattr(reply, "revision", 0))
         self.page_token = getattr(reply, "next_page_token", "") or self.page_token
         if name == "LeaseTasksResponse":
-            self.leases += [(lease.task.task_id, lease.lease_id, lease.generation) for lease in reply.leases]
+            self.leases += [(lease.task.task_id, lease.lease_id, lease.incarnation) for lease in reply.leases]
             del self.leases[:-32]
         elif name == "SubmitTasksResponse":
             self.cursor = reply.cursor
         elif name == "ResumeResponse":
-            self.epoch, self.step, self.cursor, self.version = (
-                reply.epoch,
+            self.term, self.step, self.cursor, self.version = (
+                reply.term,
                 reply.next_step,
                 reply.cursor,
                 reply.version,
@@ -114,7 +114,7 @@ class World:
         elif name == "PublishResponse":
             self.version = reply.published.version
         elif name == "GetRunResponse":
-            self.epoch, self.cursor, self.step = reply.run.epoch, reply.run.cursor, reply.run.next_step
+            self.term, self.cursor, self.step = reply.run.term, reply.run.cursor, reply.run.next_step
             self.version = reply.run.published.version
         elif name == "PullBatchResponse" and reply.HasField("batch") and reply.batch.final:
             self.step = reply.batch.step + 1

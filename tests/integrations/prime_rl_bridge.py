@@ -57,8 +57,8 @@ class Carried:
 
 def groups_of_step(client: BufferClient, run_id: str, step: int) -> set[tuple[int, ...]]:
     """Token ids of the samples that the run's step consists of."""
-    epoch = client.run(run_id).epoch
-    batch = client.pull(run_id, epoch=epoch, step=step, timeout_s=30)
+    term = client.run(run_id).term
+    batch = client.pull(run_id, term=term, step=step, timeout_s=30)
     return {tuple(sample.token_ids.tolist()) for sample in batch.samples if sample.loss_tokens}
 
 

@@ -364,7 +364,7 @@ async def test_next_process_goes_on_at_the_start_rollout(buffer: Any, client: Bu
     await successor.put(finished(4))
     assert (await successor.get(current_version=1)).group[0].group_index == 4
     run = client.run(args.rollout_buffer_run)
-    assert (run.epoch, run.ledger.groups.queued.groups) == (3, 0)
+    assert (run.term, run.ledger.groups.queued.groups) == (3, 0)
     await successor.aclose()
 
 
@@ -381,4 +381,4 @@ async def test_next_process_goes_on_at_the_start_rollout(buffer: Any, client: Bu
 )
 def test_versions_of_tokens_are_never_taken_for_newer(named: Any, spans: Any) -> None:
     sample = Sample(tokens=[0] * 8, response_length=5, weight_versions=named)
-    assert Versions(epoch=1, offset=10, published=20).spans(sample) == spans
+    assert Versions(term=1, offset=10, published=20).spans(sample) == spans

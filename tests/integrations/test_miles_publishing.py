@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from buffer_wire.errors import StaleEpoch
+from buffer_wire.errors import StaleTerm
 from tests.integrations.miles_contract import job
 from tests.support.push import Pusher, arrays_for
 from tests.support.service import ServiceProcess, running_service
 from trainer_client import BufferClient, Policy
 from trainer_client.integrations import miles
-from trainer_client.integrations.miles.epochs import taken_over
 from trainer_client.integrations.miles.settings import Settings
+from trainer_client.integrations.miles.terms import taken_over
 
 STEPS = 4
 
@@ -35,39 +35,39 @@ def args_of(service: ServiceProcess, client: BufferClient, folder: Path, run_id:
     client.create_run(run_id, Policy(batch_groups=1, max_queued_groups=STEPS))
     with Pusher(service.address, run_id) as pusher:
         pusher.push(*(arrays_for(f"t{i}") for i in range(STEPS)))
-    epoch = client.resume(run_id).epoch
+    term = client.resume(run_id).term
     for step in range(STEPS):
-        client.pull(run_id, epoch=epoch, step=step, timeout_s=10)
+        client.pull(run_id, term=term, step=step, timeout_s=10)
     return job(folder, service.address, run_id).args
 
 
-def test_program_that_was_replaced_changes_nothing_in_its_successors_epoch(
+def test_program_that_was_replaced_changes_nothing_in_its_successors_term(
     service: ServiceProcess, client: BufferClient, tmp_path: Path
 ) -> None:
     args = args_of(service, client, tmp_path, "replaced")
-    before = client.run("replaced").epoch
+    before = client.run("replaced").term
     assert miles.publish_weights(args, 0) == 1
     assert miles.checkpoint_saved(args, 0) == 1
     # Another program starts from that checkpoint, and this one, which was held up, goes on.
     successor = client.resume("replaced", next_step=1)
-    with pytest.raises(StaleEpoch) as raised:
+    with pytest.raises(StaleTerm) as raised:
         miles.publish_weights(args, 3)
-    assert raised.value.attributes == {"epoch": str(before), "current": str(successor.epoch)}
-    with pytest.raises(StaleEpoch):
+    assert raised.value.attributes == {"term": str(before), "current": str(successor.term)}
+    with pytest.raises(StaleTerm):
         miles.publish_weights(args, 0)
-    with pytest.raises(StaleEpoch):
+    with pytest.raises(StaleTerm):
         miles.checkpoint_saved(args, 3)
     run = client.run("replaced")
-    assert (run.epoch, run.published.version, run.committed_steps) == (successor.epoch, 1, 1)
+    assert (run.term, run.published.version, run.committed_steps) == (successor.term, 1, 1)
 
 
-def test_process_that_takes_the_run_over_again_publishes_in_its_new_epoch(
+def test_process_that_takes_the_run_over_again_publishes_in_its_new_term(
     service: ServiceProcess, client: BufferClient, tmp_path: Path
 ) -> None:
     args = args_of(service, client, tmp_path, "again")
     assert miles.publish_weights(args, 0) == 1
-    epoch = client.resume("again", next_step=1).epoch
+    term = client.resume("again", next_step=1).term
     # As the rollout function does, where it runs in the same process.
-    taken_over(Settings.of(args), epoch)
+    taken_over(Settings.of(args), term)
     assert miles.publish_weights(args, 1) == 2
     assert miles.checkpoint_saved(args, 1) == 2

@@ -26,7 +26,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
         yield running
 
 
-class Line:
+class LossyPush:
     """The way of a buffer's pushes; the replies to the next `lost` of them do not arrive."""
 
     def __init__(self, buffer: Any) -> None:
@@ -65,7 +65,7 @@ def buffer(service: ServiceProcess, request: pytest.FixtureRequest) -> Iterator[
 
 
 async def test_group_whose_reply_was_lost_is_queued_and_given_back_when_it_is_dropped(buffer: Any) -> None:
-    line = Line(buffer)
+    line = LossyPush(buffer)
     line.lost = 1
     old, new = finished(0, "1"), finished(1, "4")
     await buffer.put(old)
@@ -84,7 +84,7 @@ async def test_group_whose_reply_was_lost_is_queued_and_given_back_when_it_is_dr
 async def test_group_that_waits_for_room_is_sent_once_and_can_be_withdrawn(
     buffer: Any, service: ServiceProcess
 ) -> None:
-    line = Line(buffer)
+    line = LossyPush(buffer)
     put = [finished(i) for i in range(3)]
     for group in put[:2]:
         await buffer.put(group)
@@ -109,7 +109,7 @@ async def test_wait_on_a_service_that_does_not_answer_is_logged(
 ) -> None:
     monkeypatch.setattr("trainer_client.waiting.FIRST_LOG_S", 0.0)
     caplog.set_level(logging.INFO, "trainer_client")
-    line = Line(buffer)
+    line = LossyPush(buffer)
     line.lost = 1
     started = time.monotonic()
     await buffer.put(finished(0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from buffer_wire.errors import BatchNotReady, InvalidField, StaleEpoch
+from buffer_wire.errors import BatchNotReady, InvalidField, StaleTerm
 from tests.integrations.miles_contract import installed, job, prompts, types_of
 from tests.support.service import ServiceProcess, running_service
 from tests.workers.process import worker_process
@@ -312,7 +312,7 @@ def test_second_trainer_takes_the_run_over(service: ServiceProcess, tmp_path: Pa
         try:
             other.start(0)
             other.rollout(0)
-            with pytest.raises(StaleEpoch):
+            with pytest.raises(StaleTerm):
                 generate(it.args, 0, source)
         finally:
             other.stop()

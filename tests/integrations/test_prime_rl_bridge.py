@@ -218,13 +218,13 @@ def test_it_outlives_the_service(tmp_path: Path) -> None:
     ):
         trainer = FileTrainer(tmp_path)
         before = tokens_of(trainer.rollouts())
-        epoch = client.run("outage").epoch
+        term = client.run("outage").term
         service.kill()
         trainer.finish()
         until(lambda: carried.bridge._waiting is not None and carried.bridge._waiting.what == "service")
         service.start()
         until(lambda: client.run("outage").published.version == 1)
-        assert client.run("outage").epoch > epoch
+        assert client.run("outage").term > term
         after = tokens_of(trainer.rollouts())
         assert not set(map(tuple, before)) & set(map(tuple, after))
         trainer.finish()
@@ -267,11 +267,11 @@ def test_run_that_has_trained_waits_for_the_trainer_to_say_where_it_stands(
                 trainer.rollouts()
                 trainer.finish()
             until(lambda: client.run("moved").published.version == 2)
-        epoch = client.run("moved").epoch
+        term = client.run("moved").term
         with Carried(client, "moved", tmp_path / "two"):
             again = FileTrainer(tmp_path / "two", step=2)
             again.rollouts()
-            assert client.run("moved").epoch == epoch + 1
+            assert client.run("moved").term == term + 1
             assert client.run("moved").published.version == 1
 
 

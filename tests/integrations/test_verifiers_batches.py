@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from buffer_wire.errors import InvalidField, StaleEpoch
+from buffer_wire.errors import InvalidField, StaleTerm
 from rollout_buffer.v1 import common_pb2
 from tests.integrations.verifiers_scenes import DEADLINE_S, Ours, tasks_of
 from tests.support.push import Pusher, group_of_lease
@@ -94,7 +94,7 @@ def test_a_failed_task_fails_its_batch_and_no_other(service: ServiceProcess) -> 
             with pytest.raises(RuntimeError, match=r"Batch 0 generation failed: task .* failed after 1 attempts"):
                 generator.get_batch(0, timeout=DEADLINE_S)
             [lease] = pusher.lease(max_tasks=1).leases
-            pusher.push(group_of_lease(lease, common_pb2.WeightVersion(epoch=1)))
+            pusher.push(group_of_lease(lease, common_pb2.WeightVersion(term=1)))
         assert rows_of(generator.get_batch(1)) == [(1, 0)]
         assert generator.get_pending_count() == 0
         generator.stop()
@@ -117,7 +117,7 @@ def test_what_ends_all_generation_is_raised_in_the_caller(ours: Ours) -> None:
     successor.start()
     with pytest.raises(RuntimeError, match="Batch 0 generation failed") as raised:
         generator.get_batch(0)
-    assert isinstance(raised.value.__cause__, StaleEpoch)
+    assert isinstance(raised.value.__cause__, StaleTerm)
     # Groups of the earlier generator's batch are nobody's.
     ours.submit(successor, 1)
     ours.release(0)

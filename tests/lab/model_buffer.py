@@ -13,7 +13,7 @@ from rollout_lab.simulator.groups import SimulatedGroup
 from tests.oracle import ReferenceModel
 
 _RUN = "simulation"
-_EPOCH = 1
+_TERM = 1
 _TASKS_AHEAD = 256
 
 
@@ -31,7 +31,7 @@ class ModelBuffer:
 
     def lease(self, group: SimulatedGroup) -> bool:
         """Tell whether the group may be started."""
-        loaded = ops.WeightVersion(_EPOCH, group.head)
+        loaded = ops.WeightVersion(_TERM, group.head)
         ask = ops.LeaseAsk("worker", "process", "", "engine", loaded, max_tasks=1)
         leased = self._model.lease(_RUN, ask)
         if leased.wait is ops.LeaseWait.NO_TASKS:
@@ -40,7 +40,7 @@ class ModelBuffer:
         if not leased.grants:
             return False
         group.lease = leased.grants[0]
-        group.generation = leased.grants[0].generation
+        group.incarnation = leased.grants[0].incarnation
         return True
 
     def push(self, group: SimulatedGroup) -> bool:
@@ -65,8 +65,8 @@ class ModelBuffer:
         return len(self._line)
 
     def pull(self, step: int, number: int, train_version: int) -> tuple[Sequence[SimulatedGroup], bool] | None:
-        """A round of a step, and whether it is the last."""
-        pulled = self._model.pull(_RUN, ops.Pull(_EPOCH, step, 0, 1, train_version, number))
+        """A micro-batch of a step, and whether it is the last."""
+        pulled = self._model.pull(_RUN, ops.Pull(_TERM, step, 0, 1, train_version, number))
         if isinstance(pulled, ops.Short):
             return None
         return [self._groups.pop(one.group_id) for one in pulled.shard], pulled.final
@@ -74,11 +74,11 @@ class ModelBuffer:
     def finish(self, step: int, version: int | None) -> None:
         """A step is trained, and perhaps published; its replay data goes."""
         if version is None:
-            self._model.commit(_RUN, _EPOCH, step)
+            self._model.commit(_RUN, _TERM, step)
         else:
             self._published = version
-            self._model.publish(_RUN, ops.Publish(_EPOCH, version, b"", step))
-        self._model.checkpoint(_RUN, _EPOCH, step)
+            self._model.publish(_RUN, ops.Publish(_TERM, version, b"", step))
+        self._model.checkpoint(_RUN, _TERM, step)
 
     def losses(self) -> Losses:
         """Return what was lost so far."""
@@ -90,7 +90,7 @@ class ModelBuffer:
     def _submit(self) -> None:
         tasks = [ops.NewTask("", 1, 0, "", b"")] * _TASKS_AHEAD
         after = self._cursor + len(tasks)
-        self._model.submit(_RUN, ops.Submit(_EPOCH, f"submit-{after}", self._cursor, after, b"", tasks))
+        self._model.submit(_RUN, ops.Submit(_TERM, f"submit-{after}", self._cursor, after, b"", tasks))
         self._cursor = after
 
 
@@ -100,15 +100,15 @@ def _facts(group: SimulatedGroup) -> ops.GroupFacts:
         raise TypeError("a group is pushed under its lease")
     return ops.GroupFacts(
         task_id=grant.task_id,
-        generation=grant.generation,
+        incarnation=grant.incarnation,
         lease_id=grant.lease_id,
         environment="",
         samples=1,
         tokens=group.tokens,
         loss_tokens=group.tokens,
         size_bytes=1,
-        head=ops.WeightVersion(_EPOCH, group.head),
-        tail=ops.WeightVersion(_EPOCH, group.tail),
+        head=ops.WeightVersion(_TERM, group.head),
+        tail=ops.WeightVersion(_TERM, group.tail),
         spans_versions=group.head != group.tail,
         mean_milli=group.mean_milli,
         equal_rewards=False,

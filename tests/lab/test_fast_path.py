@@ -69,7 +69,7 @@ def random_policies(count: int) -> Iterator[tuple[int, RunPolicy, Workload]]:
             "max_staleness": dice.choice([UNSET, 0, 1, 2, 3]),
             "stale_action": dice.choice(list(StaleAction)),
             "staleness_measure": dice.choice(list(StalenessMeasure)),
-            "max_generations": dice.choice([0, 1, 2]),
+            "max_incarnations": dice.choice([0, 1, 2]),
             "order": dice.choice(list(Order)),
             "max_inflight_groups": dice.choice([0, 0, dice.randint(1, 2 * batch)]),
             "max_lookahead": dice.choice([UNSET, UNSET, 0, 1, 3]),

@@ -101,20 +101,20 @@ def test_prefetched_batches_are_trained_by_later_versions() -> None:
     assert ahead.staleness == pytest.approx(plain.staleness + 2, abs=0.25)
 
 
-def test_rounds_pulled_ahead_keep_the_trainer_busy_where_room_is_short_and_are_a_version_older() -> None:
-    """Train-bound rounds of one group over room for one: between pulls, groups that find it full are dropped."""
+def test_micro_batches_pulled_ahead_keep_the_trainer_busy_where_room_is_short_and_are_a_version_older() -> None:
+    """Train-bound micro-batches of one group over room for one: between pulls, groups that find it full are dropped."""
     streamed = {"micro_batch": 1, "queue_factor": 1 / 8}
     workload = Workload(64, 8, 1.3, LENGTHS)
     plain = run(queue_policy("streaming", 8, **streamed), workload)  # type: ignore[arg-type]
     ahead = run(queue_policy("streaming", 8, prefetch_batches=1, **streamed), workload)  # type: ignore[arg-type]
     assert plain.trainer_idle_share > 0.05
     assert ahead.trainer_idle_share < 0.01
-    # All rounds of the next step are there before this one is trained.
+    # All micro-batches of the next step are there before this one is trained.
     assert ahead.iqs > plain.iqs + 0.8
 
 
-def test_with_prefetch_every_round_of_a_step_is_trained_by_the_same_version() -> None:
-    """Equal lengths, eight slots, rounds of half a batch; rollouts take twice as long as training."""
+def test_with_prefetch_every_micro_batch_of_a_step_is_trained_by_the_same_version() -> None:
+    """Equal lengths, eight slots, micro-batches of half a batch; rollouts take twice as long as training."""
     policy = queue_policy("streaming", 4, micro_batch=2, prefetch_batches=1)
     result = run(policy, Workload(8, 2, 0.5, Fixed(100)), steps=20, warmup=2)
     # Four groups end together at the end of a wave, 50 token times after the last update: the next one trains on them.

@@ -1,4 +1,5 @@
-"""A live loop, real but for the model, has the simulator's staleness: four settings, whole batches and streamed rounds.
+"""A live loop, real but for the model, has the simulator's staleness: four settings, whole batches and streamed
+micro-batches.
 
 A run that the machine disturbs (its sleeps took too long) is made once more. `pytest -s` shows the figures.
 """

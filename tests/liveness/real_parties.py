@@ -151,9 +151,7 @@ def _session(
         for i, batch in enumerate(itertools.islice(session, steps)):
             seen += len(batch.groups)
             for rank in range(1, habits.world_size):
-                other = client.pull(
-                    run_id, epoch=session.epoch, step=batch.step, rank=rank, world_size=habits.world_size
-                )
+                other = client.pull(run_id, term=session.term, step=batch.step, rank=rank, world_size=habits.world_size)
                 assert other.info.total_groups == batch.info.total_groups
                 seen += len(other.groups)
             time.sleep(TRAIN_S)

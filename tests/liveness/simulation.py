@@ -56,7 +56,7 @@ class Simulation:
     seed: int
     environments: tuple[str, ...] = ("math",)
     now: int = 1_000_000
-    epoch: int = 1
+    term: int = 1
     rates: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class Simulation:
             for i in range(TASKS_AT_ONCE)
         ]
         cursor = self._cursor + len(tasks)
-        request = ops.Submit(self.epoch, self.request_id(), self._cursor, cursor, b"", tasks)
+        request = ops.Submit(self.term, self.request_id(), self._cursor, cursor, b"", tasks)
         try:
             self.model.submit(RUN, request)
         except PendingFull:

@@ -16,7 +16,7 @@ from tests.liveness.pairing import PLAIN, SAMPLED, Decks, Pairing
 from tests.liveness.simulation import Habits, Simulation, Stuck
 from tests.liveness.trainer import SimulatedTrainer
 from tests.liveness.workers import LARGEST_GROUP, TEMPERS, SimulatedWorker
-from tests.oracle import progress, rounds
+from tests.oracle import micro_batches, progress
 from tests.oracle.state import RunState
 
 STEPS = 6
@@ -117,7 +117,7 @@ def test_a_step_that_may_be_larger_than_the_lookahead_is_found(monkeypatch: pyte
     simulation = train(policy, seed=1, habits=habits)
     assert simulation.model.view("run").statistics["assembled_groups"] < STEPS * N, "sizes differ"
     assert most_batch_groups(policy, 2 * N) == N
-    for module in (rounds, trainers):
+    for module in (micro_batches, trainers):
         monkeypatch.setattr(module, "most_batch_groups", lambda _policy, most: most)
     with pytest.raises(Stuck):
         train(policy, seed=1, habits=habits)

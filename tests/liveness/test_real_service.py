@@ -26,15 +26,17 @@ def pairing(admission: str, overflow: str, gate: str, filter_: str, **others: st
 PAIRINGS = [
     pairing("lookahead 0", "block", "cancel", "equal rewards"),
     pairing("in flight 1", "reject", "recycle", "lengths", queue="a little larger"),
-    pairing("in flight 1, reserve", "block", "least", "rewards", shape="rounds of 1"),
+    pairing("in flight 1, reserve", "block", "least", "rewards", shape="micro-batches of 1"),
     pairing("reserve", "drop_oldest", "mean", "equal rewards", shape="equal, 4 ranks"),
     pairing("lookahead 1", "block", "recycle twice", "equal rewards", pace="3 per publish", quota="groups"),
-    pairing("lookahead 4", "reject", "cancel", "no filter", pace="2 ahead", shape="rounds of 2"),
+    pairing("lookahead 4", "reject", "cancel", "no filter", pace="2 ahead", shape="micro-batches of 2"),
     pairing("in flight N", "block", "tail", "lengths", shape="tokens, equal", queue="few tokens"),
     pairing("no admission", "reject", "least", "rewards", quota="tokens", trainer="crashes"),
     pairing("no admission", "block", "least + 1", "equal rewards", pace="1 ahead, 2 per publish", mixture="shares"),
     pairing("reserve, lookahead 4", "block", "recycle", "no filter", shape="own sizes", attempts="no spread"),
-    pairing("in flight N, lookahead 1", "drop_oldest", "cancel", "rewards", shape="equal rounds", trainer="crashes"),
+    pairing(
+        "in flight N, lookahead 1", "drop_oldest", "cancel", "rewards", shape="equal micro-batches", trainer="crashes"
+    ),
     pairing("lookahead 0", "reject", "least", "lengths", mixture="priority", attempts="1 attempt"),
 ]
 

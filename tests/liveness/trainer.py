@@ -27,7 +27,7 @@ class SimulatedTrainer:
         self._lives += 1
         self._first, self._first_version, self._version = step, version, version
         self._next = step
-        self._round = 0
+        self._micro_batch = 0
         self._trained = step
         """Steps below are trained."""
         self._training = False
@@ -54,31 +54,31 @@ class SimulatedTrainer:
             self._simulation.at(TRAIN_MS, lambda: self._end_training() if life == self._lives else None)
 
     def _pull(self) -> bool:
-        """Tell whether a round was there, for all ranks."""
-        if self._round == 0 and self._habits.own_sizes and self._size is None:
+        """Tell whether a micro-batch was there, for all ranks."""
+        if self._micro_batch == 0 and self._habits.own_sizes and self._size is None:
             # A number that equal shards can be made of.
             ranks = self._habits.world_size if self._policy.equal_shards else 1
             self._size = ranks * self._simulation.random.randint(1, largest_step(self._policy) // ranks)
         final = False
         for rank in range(self._habits.world_size):
             request = ops.Pull(
-                self._simulation.epoch,
+                self._simulation.term,
                 self._next,
                 rank,
                 self._habits.world_size,
-                self._train_version() if self._round == 0 else None,
-                self._round,
-                self._size if self._round == 0 else None,
+                self._train_version() if self._micro_batch == 0 else None,
+                self._micro_batch,
+                self._size if self._micro_batch == 0 else None,
             )
             pulled = self._simulation.model.pull(RUN, request)
             if isinstance(pulled, ops.Short):
-                assert rank == 0, "a round that one rank has is there for all"
+                assert rank == 0, "a micro-batch that one rank has is there for all"
                 return False
             final = pulled.final
         if final:
-            self._next, self._round, self._size = self._next + 1, 0, None
+            self._next, self._micro_batch, self._size = self._next + 1, 0, None
         else:
-            self._round += 1
+            self._micro_batch += 1
         return True
 
     def _train_version(self) -> int | None:
@@ -93,7 +93,7 @@ class SimulatedTrainer:
         self._trained += 1
         self.trained_in_all += 1
         if self._habits.publishing == "commit first":
-            self._simulation.model.commit(RUN, self._simulation.epoch, step)
+            self._simulation.model.commit(RUN, self._simulation.term, step)
         if (self._trained - self._first) % self._policy.batches_per_publish == 0:
             self._publish(step)
         if step % 2 and self._habits.publishing != "commit first":
@@ -101,17 +101,17 @@ class SimulatedTrainer:
         self._go_on()
 
     def _publish(self, step: int) -> None:
-        model, epoch = self._simulation.model, self._simulation.epoch
+        model, term = self._simulation.model, self._simulation.term
         self._version += 1
         commit = step if self._habits.publishing == "with commit" else None
-        model.publish(RUN, ops.Publish(epoch, self._version, b"", commit))
+        model.publish(RUN, ops.Publish(term, self._version, b"", commit))
         if self._habits.publishing == "publish first":
-            model.commit(RUN, epoch, step)
+            model.commit(RUN, term, step)
 
     def _checkpoint(self) -> None:
         run = self._simulation.state
         if run.committed_steps > run.checkpointed_steps:
-            self._simulation.model.checkpoint(RUN, self._simulation.epoch, run.committed_steps - 1)
+            self._simulation.model.checkpoint(RUN, self._simulation.term, run.committed_steps - 1)
 
     def _crash(self) -> None:
         """The next one resumes where the run stands, or a little before that."""
@@ -121,7 +121,7 @@ class SimulatedTrainer:
         mode = random.choice(list(ops.ResumeMode))
         request = ops.Resume(step, mode, self._simulation.request_id(), allow_regenerate=False)
         resumed = self._simulation.model.resume(RUN, request)
-        self._simulation.epoch = resumed.epoch
+        self._simulation.term = resumed.term
         self._begin(resumed.next_step, resumed.version)
 
 

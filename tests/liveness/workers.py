@@ -113,8 +113,8 @@ class SimulatedWorker:
         self.published = max(self.published, leased.published)
         for grant in leased.grants:
             head = self.loaded
-            if grant.continuation:
-                head = min(head, ops.WeightVersion(*struct.unpack("<2I", grant.continuation)))
+            if grant.partial_rollout:
+                head = min(head, ops.WeightVersion(*struct.unpack("<2I", grant.partial_rollout)))
             self.jobs[grant.lease_id] = Job(grant, head)
             took_ms = simulation.random.expovariate(1 / (MEAN_MS * self.temper.slowness))
             self._again(round(took_ms) + 5, lambda lease_id=grant.lease_id: self._generated(lease_id))  # type: ignore[misc]
@@ -148,7 +148,7 @@ class SimulatedWorker:
 
     def _give_back(self, job: Job, kind: ops.ReturnKind, error: str) -> None:
         del self.jobs[job.grant.lease_id]
-        kept = struct.pack("<2I", job.head.epoch, job.head.version)
+        kept = struct.pack("<2I", job.head.term, job.head.version)
         given = ops.LeaseReturn(job.grant.lease_id, kind, error, kept, job.head, 5)
         self.simulation.model.give_back(RUN, self.name, self.instance, [given])
 
@@ -162,7 +162,7 @@ class SimulatedWorker:
         environments = self.simulation.environments
         return ops.GroupFacts(
             task_id=grant.task_id,
-            generation=grant.generation,
+            incarnation=grant.incarnation,
             lease_id=grant.lease_id,
             environment=environments[number % len(environments)],
             samples=2,

@@ -1,6 +1,6 @@
 """State of a history so far, and what its next operation may be about.
 
-Choices prefer what means something in the present state (live leases, the next step, the present epoch) and now and
+Choices prefer what means something in the present state (live leases, the next step, the present term) and now and
 then take what does not.
 """
 
@@ -63,19 +63,19 @@ class History:
     def request_id(self) -> str:
         return f"r{self.number()}"
 
-    def epoch(self, draw: Draw) -> int:
-        """The present epoch, rarely another."""
-        return self.view.epoch + (draw.pick((-1, 1)) if draw.rarely(24) else 0)
+    def term(self, draw: Draw) -> int:
+        """The present term, rarely another."""
+        return self.view.term + (draw.pick((-1, 1)) if draw.rarely(24) else 0)
 
     def span(self, draw: Draw) -> tuple[WeightVersion, WeightVersion]:
         """Head and tail among versions that were published, most often the newest; rarely one to come."""
         last = len(self.versions) - 1
         first = max(0, last - draw.pick((0, 0, 1, 2, 4)))
         if draw.rarely(16):
-            return self.versions[first], WeightVersion(self.view.epoch, self.view.published.version + 1)
+            return self.versions[first], WeightVersion(self.view.term, self.view.published.version + 1)
         return self.versions[first], self.versions[draw.integer(first, last)]
 
-    def facts(self, draw: Draw, task_id: str, generation: int, lease_id: str, environment: str = "") -> ops.GroupFacts:
+    def facts(self, draw: Draw, task_id: str, incarnation: int, lease_id: str, environment: str = "") -> ops.GroupFacts:
         head, tail = self.span(draw)
         tokens = draw.pick(TOKENS)
         equal, mean_reward = draw.pick(REWARDS)
@@ -86,7 +86,7 @@ class History:
         floats = bytes(4 * samples) if self.view.policy.record_groups else b""
         return ops.GroupFacts(
             task_id=task_id,
-            generation=generation,
+            incarnation=incarnation,
             lease_id=lease_id,
             environment=environment or draw.pick(ENVIRONMENTS),
             samples=samples,
@@ -135,5 +135,5 @@ class History:
 
 def _split(tokens: int, head: WeightVersion, tail: WeightVersion) -> list[tuple[WeightVersion, int]]:
     """Response tokens of a group by versions below the tail: the head, and one between them."""
-    middle = WeightVersion(head.epoch, (head.version + tail.version) // 2)
+    middle = WeightVersion(head.term, (head.version + tail.version) // 2)
     return sorted({head: tokens // 3, middle: tokens // 3}.items())

@@ -1,9 +1,9 @@
 """Whoever waits is told when its wait could end: the hints of an operation, against what has become possible.
 
-Four parties wait: a trainer for the next round (topic groups), a worker for a task (tasks); blocked pushes for room
-(space), and an engine for its turn to load (weights). After each operation every party is tried on a copy of the model;
-one that could not go on before the operation and can now must have been hinted at. Time alone publishes nothing; a wait
-looks again by itself after a while.
+Four parties wait: a trainer for the next micro-batch (topic groups), a worker for a task (tasks); blocked pushes for
+room (space), and an engine for its turn to load (weights). After each operation every party is tried on a copy of the
+model; one that could not go on before the operation and can now must have been hinted at. Time alone publishes nothing;
+a wait looks again by itself after a while.
 """
 
 import pickle

@@ -39,9 +39,9 @@ class Inside:
         return {task_id: task.environment for task_id, task in self._run.tasks.items()} if self._run else {}
 
     def attempts(self) -> list[tuple[str, int, int]]:
-        """Task, generation and last attempt of every task that waits for a result."""
+        """Task, incarnation and last attempt of every task that waits for a result."""
         tasks = self._run.tasks.values() if self._run else ()
-        return [(task.task_id, task.generation, task.attempt) for task in tasks if task.is_open]
+        return [(task.task_id, task.incarnation, task.attempt) for task in tasks if task.is_open]
 
     def line(self) -> frozenset[str]:
         """Payload keys of those who wait for room."""
@@ -61,10 +61,10 @@ class Inside:
 
     # ── steps ──
 
-    def rounds_of(self, step: int) -> int:
-        """Closed rounds of a step that is stored or open."""
+    def micro_batches_of(self, step: int) -> int:
+        """Closed micro-batches of a step that is stored or open."""
         found = self._step(step)
-        return len(found.rounds) if found else 0
+        return len(found.micro_batches) if found else 0
 
     def groups_of(self, step: int) -> list[str]:
         """Ids of the groups of a step that is stored or open."""
@@ -72,12 +72,12 @@ class Inside:
         return [group.group_id for group in found.groups] if found else []
 
     def world_size_of(self, step: int, number: int) -> int | None:
-        """Tell for how many ranks a closed round is split."""
+        """Tell for how many ranks a closed micro-batch is split."""
         found = self._step(step)
-        return found.rounds[number].world_size if found and number < len(found.rounds) else None
+        return found.micro_batches[number].world_size if found and number < len(found.micro_batches) else None
 
     def missing(self, world_size: int) -> int:
-        """Count how many more groups the next round needs, as far as their number decides."""
+        """Count how many more groups the next micro-batch needs, as far as their number decides."""
         if self._run is None:
             return 0
         policy, found = self._run.policy, self._step(self._run.next_step)
@@ -98,19 +98,19 @@ class Inside:
         backing_off = [task.not_before for task in run.tasks.values() if task in run.pending]
         return [*expiries, *(expiry + 1 for expiry in expiries), *backing_off, *(due - 1 for due in backing_off)]
 
-    def places(self) -> list[int]:
-        """Last moments of places of engines that load, and of turns to get one, and those after."""
+    def permits(self) -> list[int]:
+        """Last moments of permits of engines that load, and of turns to get one, and those after."""
         if self._run is None:
             return []
         engines = self._run.engines
         turns = [engines.heard_ms[engine_id] + TURN_TTL_MS for engine_id in engines.line]
-        return [moment + more for moment in (*engines.places.values(), *turns) for more in (0, 1)]
+        return [moment + more for moment in (*engines.permits.values(), *turns) for more in (0, 1)]
 
     def loading(self) -> list[str]:
-        """Engines that have a place."""
+        """Engines that have a permit."""
         return sorted(self._run.engines.held(self._run.now)) if self._run else []
 
-    def has_free_place(self) -> bool:
+    def has_free_permit(self) -> bool:
         """Tell whether fewer engines load than may."""
         run = self._run
         return run is not None and len(run.engines.held(run.now)) < run.policy.max_unavailable_engines

@@ -62,7 +62,8 @@ class RunMachine(OperatorActions, RuleBasedStateMachine):
             return bool(self.pair.waiting)
         if name == "report_lost":
             return (
-                self.view.next_step > self.view.committed_steps or self.pair.inside.rounds_of(self.view.next_step) > 0
+                self.view.next_step > self.view.committed_steps
+                or self.pair.inside.micro_batches_of(self.view.next_step) > 0
             )
         return self.view.next_step > 0
 

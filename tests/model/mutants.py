@@ -19,24 +19,24 @@ from tests.oracle import (
     leases,
     leasing,
     line,
+    micro_batches,
     progress,
     pushing,
     queue,
     records,
     reference,
     resuming,
-    rounds,
     state,
     steps,
     totals,
 )
 from tests.oracle.engines import Engines
 from tests.oracle.leases import LeaseBook
-from tests.oracle.line import Line
+from tests.oracle.line import PushLine
+from tests.oracle.micro_batches import Plan
 from tests.oracle.pending import PendingTasks
 from tests.oracle.queue import GroupQueue
 from tests.oracle.records import Group, Payloads, Task
-from tests.oracle.rounds import Plan
 from tests.oracle.rules.failures import over_budget
 from tests.oracle.rules.filters import acceptance_ppm, why_filtered
 from tests.oracle.rules.order import Mixture
@@ -45,7 +45,7 @@ from tests.oracle.rules.spread import too_spread
 from tests.oracle.rules.stride import Stride
 from tests.oracle.rules.timeline import Timeline
 from tests.oracle.state import RunState
-from tests.oracle.steps import Round, Step
+from tests.oracle.steps import MicroBatch, Step
 from tests.oracle.totals import Totals
 
 
@@ -158,7 +158,7 @@ def not_clamped(timeline: Timeline, weights: ops.WeightVersion) -> int:
     return weights.version
 
 
-def mean_is_not_clamped(timeline: Timeline, milli: int, epoch: int) -> int:
+def mean_is_not_clamped(timeline: Timeline, milli: int, term: int) -> int:
     return milli
 
 
@@ -236,14 +236,14 @@ def average_is_slower(before: int, *, passed: bool) -> int:
     return (before + acceptance_ppm(before, passed=passed)) // 2
 
 
-def nobody_stands_in_line(line: Line, payload_key: str, now: int) -> bool:
+def nobody_stands_in_line(line: PushLine, payload_key: str, now: int) -> bool:
     return True
 
 
-_wait = Line.wait
+_wait = PushLine.wait
 
 
-def back_to_the_end(line: Line, payload_key: str, now: int) -> bool:
+def back_to_the_end(line: PushLine, payload_key: str, now: int) -> bool:
     known = any(key == payload_key for key, _ in line)
     line.leave(payload_key)
     _wait(line, payload_key, now)
@@ -270,7 +270,7 @@ def first_tried_just_now(run: RunState, facts: ops.GroupFacts) -> ops.Pushed | N
     return _judge_unknown(run, replace(facts, first_revision=0))
 
 
-# ── rounds ──
+# ── micro-batches ──
 
 
 def in_turn(groups: Iterable[tuple[int, int]], world_size: int, *, equal: bool = False) -> list[list[int]]:
@@ -282,18 +282,18 @@ def never_equal(groups: Iterable[tuple[int, int]], world_size: int, *, equal: bo
     return shard(groups, world_size)
 
 
-def tokens_never_suffice(run: RunState, round_plan: Plan) -> bool:
-    return len(run.queue) >= max(round_plan.minimum, round_plan.needed)
+def tokens_never_suffice(run: RunState, micro_batch_plan: Plan) -> bool:
+    return len(run.queue) >= max(micro_batch_plan.minimum, micro_batch_plan.needed)
 
 
 def only_groups_fill(step: Step) -> bool:
     return not step.form.streamed or len(step.groups) >= step.form.target
 
 
-_remove = Round.remove
+_remove = MicroBatch.remove
 
 
-def lost_groups_stay_stale(closed: Round, group: Group) -> None:
+def lost_groups_stay_stale(closed: MicroBatch, group: Group) -> None:
     stale = closed.staleness[group.group_id]
     _remove(closed, group)
     closed.staleness[group.group_id] = stale
@@ -310,13 +310,13 @@ def only_queued_groups_are_clamped(group: Group, version: int) -> None:
 _report_lost = batches.report_lost
 
 
-def lost_whoever_says_so(run: RunState, epoch: int, step: int, payload_keys: Collection[str]) -> None:
-    _report_lost(run, run.epoch, step, payload_keys)
+def lost_whoever_says_so(run: RunState, term: int, step: int, payload_keys: Collection[str]) -> None:
+    _report_lost(run, run.term, step, payload_keys)
 
 
-def lost_whichever_payload(run: RunState, epoch: int, step: int, payload_keys: Collection[str]) -> None:
+def lost_whichever_payload(run: RunState, term: int, step: int, payload_keys: Collection[str]) -> None:
     groups = run.steps[step].groups if step in run.steps else ()
-    _report_lost(run, epoch, step, {group.payload_key for group in groups} if payload_keys else ())
+    _report_lost(run, term, step, {group.payload_key for group in groups} if payload_keys else ())
 
 
 def recycled_for_ever(run: RunState, group: Group) -> bool:
@@ -371,10 +371,10 @@ _ask = Engines.ask
 
 
 def places_are_kept(known: Engines, report: ops.EngineReport, limit: int, now: int) -> bool:
-    held = known.places.get(report.engine_id)
+    held = known.permits.get(report.engine_id)
     may_load = _ask(known, report, limit, now)
     if held is not None:
-        known.places.setdefault(report.engine_id, held)
+        known.permits.setdefault(report.engine_id, held)
     return may_load
 
 
@@ -409,7 +409,7 @@ def every_lease_has_a_known_beginning(run_totals: Totals, facts: ops.GroupFacts,
     _accept(run_totals, facts, generation_ms or 0)
 
 
-def continuations_weigh_nothing(task: Task) -> int:
+def partial_rollouts_weigh_nothing(task: Task) -> int:
     return len(task.spec)
 
 
@@ -421,12 +421,12 @@ def turns_are_samples(facts: ops.GroupFacts) -> dict[str, int]:
 
 
 def only_published_counts(run: RunState, made_by: ops.WeightVersion) -> bool:
-    return made_by.epoch == run.epoch and made_by.version > run.published.version
+    return made_by.term == run.term and made_by.version > run.published.version
 
 
 MUTANTS: dict[str, Defect] = {
-    "continuations take no place in a reply": Defect(
-        "interrupted", leasing, "_lease_bytes", continuations_weigh_nothing
+    "partial rollouts take no place in a reply": Defect(
+        "interrupted", leasing, "_lease_bytes", partial_rollouts_weigh_nothing
     ),
     "the newest group is dropped, not the oldest": Defect("steady", RunState, "drop_oldest", newest_is_dropped),
     "a lease lives a millisecond too long": Defect("interrupted", LeaseBook, "live", a_millisecond_more),
@@ -444,7 +444,7 @@ MUTANTS: dict[str, Defect] = {
     "the budget allows one failure more": Defect("short of everything", state, "over_budget", one_failure_more),
     "versions of an abandoned timeline count in full": Defect("interrupted", Timeline, "effective", not_clamped),
     "queued groups are not clamped by a resume": Defect("interrupted", GroupQueue, "clamp", lambda *_: None),
-    "continuations are not clamped by a resume": Defect("interrupted", Task, "clamp", lambda *_: None),
+    "partial rollouts are not clamped by a resume": Defect("interrupted", Task, "clamp", lambda *_: None),
     "versions that nobody published are believed": Defect("steady", pushing, "_is_unheard_of", lambda *_: False),
     "plans announce nothing": Defect("rolling", pushing, "_is_unheard_of", only_published_counts),
     "whoever claims a revision is believed": Defect("troubled", reference, "prove", lambda _, claimed: claimed),
@@ -469,7 +469,7 @@ MUTANTS: dict[str, Defect] = {
     "means of an abandoned timeline count in full": Defect(
         "measured", Timeline, "effective_milli", mean_is_not_clamped
     ),
-    "a continuation spans a version too many": Defect("spread", leasing, "too_spread", a_version_wider),
+    "a partial rollout spans a version too many": Defect("spread", leasing, "too_spread", a_version_wider),
     "no lease is cancelled": Defect("outdated", leasing, "_prolong_or_cancel", always_prolonged),
     "lease heads are not clamped by a resume": Defect("outdated", Task, "clamp", lease_heads_stay),
     "leases are given while draining": Defect("operated", leasing, "_refusal", draining_is_ignored),
@@ -477,8 +477,8 @@ MUTANTS: dict[str, Defect] = {
     "the least mean reward does not pass": Defect("choosy", pushing, "why_filtered", bounds_on_rewards_are_open),
     "the acceptance is averaged over more groups": Defect("choosy", pushing, "acceptance_ppm", average_is_slower),
     "quotas bound nothing": Defect("rationed", state, "within_quotas", lambda *_: True),
-    "a blocked push can be overtaken": Defect("standing in line", Line, "admits", nobody_stands_in_line),
-    "a retry goes to the end of the line": Defect("standing in line", Line, "wait", back_to_the_end),
+    "a blocked push can be overtaken": Defect("standing in line", PushLine, "admits", nobody_stands_in_line),
+    "a retry goes to the end of the line": Defect("standing in line", PushLine, "wait", back_to_the_end),
     "places in line last a millisecond longer": Defect("standing in line", line, "TICKET_MS", 3_001),
     "a blocked push that was given up is closed": Defect(
         "standing in line", pushing, "_refuse", what_is_gone_is_closed
@@ -491,18 +491,20 @@ MUTANTS: dict[str, Defect] = {
     ),
     "a task more is remembered": Defect("resumed", groups, "REMEMBERED_TASKS", 5),
     "equal shards are not equal": Defect("even", steps, "shard", never_equal),
-    "enough tokens make no batch": Defect("choosy", rounds, "is_ready", tokens_never_suffice),
+    "enough tokens make no batch": Defect("choosy", micro_batches, "is_ready", tokens_never_suffice),
     "tokens never complete a step": Defect("streamed", Step, "is_full", property(only_groups_fill)),
     "forming groups take no lookahead": Defect("streamed by tokens", leasing, "capacity", forming_are_not_counted),
-    "a pull may ask for batches that cannot be": Defect("rationed", rounds, "most_batch_groups", lambda _, most: most),
-    "rounds stay as they were split": Defect("streamed", Round, "split", lambda *_, **__: None),
-    "lost groups count as stale": Defect("streamed", Round, "remove", lost_groups_stay_stale),
+    "a pull may ask for batches that cannot be": Defect(
+        "rationed", micro_batches, "most_batch_groups", lambda _, most: most
+    ),
+    "micro-batches stay as they were split": Defect("streamed", MicroBatch, "split", lambda *_, **__: None),
+    "lost groups count as stale": Defect("streamed", MicroBatch, "remove", lost_groups_stay_stale),
     "a trainer that was superseded reports what is lost": Defect(
         "resumed", batches, "report_lost", lost_whoever_says_so
     ),
     "whatever the step has now is lost": Defect("resumed", batches, "report_lost", lost_whichever_payload),
     "groups of steps are not clamped by a resume": Defect("resumed", Group, "clamp", only_queued_groups_are_clamped),
-    "generations are unlimited": Defect("measured", batches, "_may_recycle", recycled_for_ever),
+    "incarnations are unlimited": Defect("measured", batches, "_may_recycle", recycled_for_ever),
     "bytes are retained without bound": Defect("choosy", progress, "_beyond_retention", bytes_do_not_count),
     "groups count for their task's environment": Defect("shared", Group, "environment", property(of_the_task)),
     # Coordination of weights.
@@ -511,7 +513,7 @@ MUTANTS: dict[str, Defect] = {
     "anyone may plan anything": Defect("rolling", progress, "plan_collective", plans_of_anything),
     "the first plan stays": Defect("rolling", progress, "plan_collective", first_plans_stay),
     "any number of engines may load at once": Defect("rolling", Engines, "ask", lambda *_: True),
-    "places last a millisecond longer": Defect("rolling", engines, "PLACE_TTL_MS", 60_001),
+    "permits last a millisecond longer": Defect("rolling", engines, "PERMIT_TTL_MS", 60_001),
     "engines need not wait for their turn": Defect("rolling", Engines, "_before", lambda *_: 0),
     "turns last a millisecond longer": Defect("rolling", engines, "TURN_TTL_MS", 5_001),
     "places are not given back": Defect("rolling", Engines, "ask", places_are_kept),

@@ -4,7 +4,7 @@
 
 `op` is the name of a RunStore operation (without the run id), or `time` (milliseconds pass) or `sweep`. Values of the
 domain's types are tagged with their type and leave out what is as in PLAIN, or as the type's default; weights are
-[epoch, version] under "w", bytes latin-1 text under "b". A pushed group gets a name (`as`), by which later retries and
+[term, version] under "w", bytes latin-1 text under "b". A pushed group gets a name (`as`), by which later retries and
 abandons mean it; `by` is the replica that does it; `ahead` is by how much the caller's seen revision exceeds the run's,
 negative where its proof is wrong. What is reported lost is [group id, which of the keys under which it was read, 0 the
 newest].
@@ -22,10 +22,10 @@ from buffer_service.domain.policy import EnvironmentRule, RunPolicy
 
 PLAIN: dict[str, dict[str, Any]] = {
     "NewTask": {"group_size": 2, "priority": 0, "environment": "math", "spec": b""},
-    "Submit": {"epoch": 1, "expected_cursor": 0, "cursor": 0, "feeder_state": b""},
-    "LeaseReturn": {"error": "", "continuation": b"", "head": None, "tokens": 0},
+    "Submit": {"term": 1, "expected_cursor": 0, "cursor": 0, "feeder_state": b""},
+    "LeaseReturn": {"error": "", "partial_rollout": b"", "head": None, "tokens": 0},
     "GroupFacts": {
-        "generation": 0,
+        "incarnation": 0,
         "lease_id": "",
         "environment": "math",
         "samples": 1,
@@ -123,7 +123,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"b": value.decode("latin-1")}
     if isinstance(value, ops.WeightVersion):
-        return {"w": [value.epoch, value.version]}
+        return {"w": [value.term, value.version]}
     if isinstance(value, enum.StrEnum):
         return {type(value).__name__: value.value} if type(value).__name__ in _ENUMS else str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -49,8 +49,8 @@ class OperatorActions(WeightActions):
     def pause(self, draw: Draw) -> None:
         """Pause, look at what still works, and mostly go on."""
         self.pair.both("pause_run")
-        if draw.rarely(2) or self.pair.inside.rounds_of(self.view.next_step):
-            self.read_open_rounds(draw)
+        if draw.rarely(2) or self.pair.inside.micro_batches_of(self.view.next_step):
+            self.read_open_micro_batches(draw)
         if not draw.rarely(3):
             self.pair.both("continue_run")
 
@@ -58,31 +58,31 @@ class OperatorActions(WeightActions):
         """Drain, down to the last group if nobody holds anything, and mostly go on."""
         self.pair.both("drain_run")
         for _ in range(draw.integer(0, 3)):
-            self.next_round(draw)
+            self.next_micro_batch(draw)
         if not draw.rarely(3):
             self.pair.both("continue_run")
 
     def go_on(self, draw: Draw) -> None:
         self.pair.both("continue_run")
 
-    def read_open_rounds(self, draw: Draw) -> None:
-        """Rounds of the open step are there for other ranks, and the one to come is asked for."""
+    def read_open_micro_batches(self, draw: Draw) -> None:
+        """Micro-batches of the open step are there for other ranks, and the one to come is asked for."""
         step = self.view.next_step
         self.read_again(draw, step)
         self.pair.both(
             "pull",
-            ops.Pull(self.view.epoch, step, 0, self.world_size(draw), None, self.pair.inside.rounds_of(step)),
+            ops.Pull(self.view.term, step, 0, self.world_size(draw), None, self.pair.inside.micro_batches_of(step)),
         )
 
     def delete_and_create(self, draw: Draw) -> None:
         """The run is gone for everyone until it is created anew."""
         facts = [self.facts(draw, "late", 0, "")]
-        epoch = self.view.epoch
+        term = self.view.term
         self.pair.both("delete_run")
         for _ in range(draw.integer(0, 3)):
             call = draw.integer(0, 5)
             if call == 0:
-                self.pair.both("pull", ops.Pull(epoch, 0, 0, 1, None))
+                self.pair.both("pull", ops.Pull(term, 0, 0, 1, None))
             elif call == 1:
                 self.send(draw, facts)
             elif call == 2 and self.pair.waiting:

@@ -51,7 +51,7 @@ EXPECTED = frozenset(
     {
         *(f"op:{name}" for name in OPERATIONS),
         *(f"push:{kind}" for kind in PushKind if kind not in _NOT_PUSHED),
-        *(f"push:invalid:{field}" for field in ("lease_id", "payload", "tokens", "generation")),
+        *(f"push:invalid:{field}" for field in ("lease_id", "payload", "tokens", "incarnation")),
         "retry_push:queued",
         "retry_push:blocked",
         "retry_push:closed",
@@ -76,8 +76,8 @@ EXPECTED = frozenset(
         *(f"give_back:{outcome}" for outcome in ReturnOutcome),
         "submit:repeated",
         "pull:short",
-        *(f"round:{which}" for which in ("whole", "first", "later", "open", "final", "ahead_of_ranks")),
-        *(f"round:{size}" for size in ("fewer_by_tokens", "final_by_tokens", "given_size", "equal_shards")),
+        *(f"micro_batch:{which}" for which in ("whole", "first", "later", "open", "final", "ahead_of_ranks")),
+        *(f"micro_batch:{size}" for size in ("fewer_by_tokens", "final_by_tokens", "given_size", "equal_shards")),
         *(f"replayed:{what}" for what in ("stored", "open", "paused", "resharded")),
         *(f"order:{order}" for order in Order),
         *(f"stale_by:{measure}" for measure in StalenessMeasure),
@@ -107,8 +107,8 @@ EXPECTED = frozenset(
         *(f"task:{state}" for state in TaskState if state not in _NEVER),
         "statistic:leases_expired",
         "statistic:leases_cancelled",
-        "statistic:continuation_tokens_discarded",
-        "statistic:continuations_beyond_spread",
+        "statistic:partial_rollout_tokens_discarded",
+        "statistic:partial_rollouts_beyond_spread",
         *(f"statistic:{total}" for total in TOTALS),
         *(f"window:{change}" for change in ("grown", "forgotten")),
         "statistic:assembled_groups_spanning_versions",
@@ -119,14 +119,14 @@ EXPECTED = frozenset(
         "error:run_exists",
         *(
             f"error:invalid_field:{field}"
-            for field in ("tasks[].task_id", "rank", "train_version", "round", "batch_groups", "world_size")
+            for field in ("tasks[].task_id", "rank", "train_version", "micro_batch", "batch_groups", "world_size")
         ),
-        "error:invalid_field:round of a complete step",
-        "error:invalid_field:round of a new step",
-        "error:invalid_field:train_version of a later round",
+        "error:invalid_field:micro_batch of a complete step",
+        "error:invalid_field:micro_batch of a new step",
+        "error:invalid_field:train_version of a later micro-batch",
         "error:invalid_policy:staleness_measure",
         "error:policy_changed",
-        "error:stale_epoch",
+        "error:stale_term",
         "error:cursor_conflict",
         "error:pending_full",
         *(f"error:run_paused:{why}" for why in ("store_rolled_back", "operator", "draining", "drained")),
@@ -155,9 +155,9 @@ class Before:
     line: frozenset[str]
     """Payload keys that wait in the line."""
     world_size: int | None
-    """Number of ranks for which the round that is pulled was split; None: it is not there yet."""
-    rounds: int
-    """Closed rounds of the step that is pulled, else of the open one."""
+    """Number of ranks for which the micro-batch that is pulled was split; None: it is not there yet."""
+    micro_batches: int
+    """Closed micro-batches of the step that is pulled, else of the open one."""
 
 
 def look(inside: Inside, entry: Entry, view: ops.RunView | None) -> Before:
@@ -166,8 +166,8 @@ def look(inside: Inside, entry: Entry, view: ops.RunView | None) -> Before:
         return Before(None, frozenset(), None, 0)
     step, number = view.next_step, 0
     if entry.operation == "pull":
-        step, number = entry.args[0].step, entry.args[0].round
-    return Before(view, inside.line(), inside.world_size_of(step, number), inside.rounds_of(step))
+        step, number = entry.args[0].step, entry.args[0].micro_batch
+    return Before(view, inside.line(), inside.world_size_of(step, number), inside.micro_batches_of(step))
 
 
 def observe(
@@ -200,7 +200,7 @@ def observe(
             seen[f"lease:{reply.wait or 'granted'}"] += 1
             behind = reply.wait is LeaseWait.ENGINE_STALE and not inside.is_too_old(entry.args[0].loaded)
             seen[f"lease:{'fewer' if reply.grants else 'none'}_for_its_lag"] += behind
-            seen["lease:continued"] += any(grant.continuation for grant in reply.grants)
+            seen["lease:continued"] += any(grant.partial_rollout for grant in reply.grants)
             _count_sizes(seen, entry.args[0], reply, before.view, after)
             seen["shares:leases"] += bool(reply.grants and after.tasks["pending"] and _shared(after.policy))
         case ops.Extended():
@@ -213,10 +213,10 @@ def observe(
             seen["pull:short"] += 1
         case ops.EngineReported():
             seen[f"load:{_answer(entry.args[0], reply, after.policy)}"] += 1
-        case ops.Resumed() if reply.epoch > before.view.epoch:
+        case ops.Resumed() if reply.term > before.view.term:
             mode = entry.args[0].mode
             seen[f"resume:{mode}"] += before.view.next_step > reply.next_step
-            seen[f"resume:{mode}:open"] += before.rounds > 0
+            seen[f"resume:{mode}:open"] += before.micro_batches > 0
         case _:
             pass
     _count_line(seen, inside, entry, args, before)
@@ -228,7 +228,9 @@ def _count_sizes(
 ) -> None:
     granted = after.statistics["leases_granted"] > before.statistics["leases_granted"]
     seen["lease:full"] += granted and reply.wait is None and len(reply.grants) < ask.max_tasks
-    discarded = after.statistics["continuation_tokens_discarded"] - before.statistics["continuation_tokens_discarded"]
+    discarded = (
+        after.statistics["partial_rollout_tokens_discarded"] - before.statistics["partial_rollout_tokens_discarded"]
+    )
     # Otherwise they may have been too old.
     any_age = after.policy.max_staleness < 0 and after.policy.max_version_spread < 0
     seen["lease:too_large_to_continue"] += granted and any_age and discarded > 0
@@ -249,10 +251,10 @@ def _count_error(seen: Counter[str], refusal: RolloutBufferError) -> None:
     seen[name] += 1
     if detail := refusal.attributes.get("field") or (refusal.reason == "run_paused" and refusal.attributes.get("why")):
         seen[f"{name}:{''.join(c for c in detail if not c.isdigit())}"] += 1
-        if detail == "round":
+        if detail == "micro_batch":
             seen[f"{name}:{detail} of a {'complete' if 'below' in refusal.attributes['limit'] else 'new'} step"] += 1
-        if "first round" in refusal.attributes.get("limit", ""):
-            seen[f"{name}:{detail} of a later round"] += 1
+        if "first micro-batch" in refusal.attributes.get("limit", ""):
+            seen[f"{name}:{detail} of a later micro-batch"] += 1
 
 
 def _shared(policy: RunPolicy) -> bool:
@@ -318,17 +320,19 @@ def _count_batch(seen: Counter[str], pull: ops.Pull, batch: ops.Batch, before: B
         seen["replayed:resharded"] += before.world_size not in {None, pull.world_size}
         return
     policy = before.view.policy
-    streamed = batch.round > 0 or not batch.final or policy.micro_batch_groups > 0
-    seen["round:whole"] += not streamed
-    seen["round:first"] += streamed and batch.round == 0
-    seen["round:later"] += batch.round > 0
-    seen["round:open"] += not batch.final
-    seen["round:final"] += streamed and batch.final
-    seen["round:ahead_of_ranks"] += pull.rank > 0
+    streamed = batch.micro_batch > 0 or not batch.final or policy.micro_batch_groups > 0
+    seen["micro_batch:whole"] += not streamed
+    seen["micro_batch:first"] += streamed and batch.micro_batch == 0
+    seen["micro_batch:later"] += batch.micro_batch > 0
+    seen["micro_batch:open"] += not batch.final
+    seen["micro_batch:final"] += streamed and batch.final
+    seen["micro_batch:ahead_of_ranks"] += pull.rank > 0
     few = batch.final and batch.total_groups < (pull.batch_groups or policy.batch_groups)
-    seen["round:final_by_tokens" if streamed else "round:fewer_by_tokens"] += few and policy.batch_tokens > 0
-    seen["round:given_size"] += pull.batch_groups is not None
-    seen["round:equal_shards"] += policy.equal_shards and pull.world_size > 1
+    seen["micro_batch:final_by_tokens" if streamed else "micro_batch:fewer_by_tokens"] += (
+        few and policy.batch_tokens > 0
+    )
+    seen["micro_batch:given_size"] += pull.batch_groups is not None
+    seen["micro_batch:equal_shards"] += policy.equal_shards and pull.world_size > 1
     queued = after.groups[GroupState.QUEUED].groups
     seen[f"order:{policy.order}"] += queued > 0
     seen["shares:batches"] += queued > 0 and _shared(policy)

@@ -118,7 +118,7 @@ def _recycling(draw: Draw, values: Values) -> Values:
     least = _least_staleness(values)
     return {
         "stale_action": StaleAction.RECYCLE,
-        "max_generations": draw.integer(0, 2),
+        "max_incarnations": draw.integer(0, 2),
         "max_staleness": least + draw.integer(0, 1),
     }
 
@@ -230,11 +230,11 @@ def _possible(values: Values) -> Values:
         values["staleness_measure"] = StalenessMeasure.HEAD
         values["max_staleness"] = max(values["max_staleness"], _least_staleness(values))
     batches = values["prefetch_batches"] + values["batches_per_publish"] + 1
-    rounds = -(-values["batch_groups"] // micro) if micro else 1
+    micro_batches = -(-values["batch_groups"] // micro) if micro else 1
     for name, least in {
         "quota_groups": batches * values["batch_groups"],
-        "quota_tokens": batches * rounds * values["max_queued_tokens"],
-        "quota_bytes": batches * rounds * values["max_queued_bytes"],
+        "quota_tokens": batches * micro_batches * values["max_queued_tokens"],
+        "quota_bytes": batches * micro_batches * values["max_queued_bytes"],
     }.items():
         if values.get(name):
             values[name] = max(values[name], least) if least else 0

@@ -18,7 +18,7 @@ from buffer_wire.errors import RolloutBufferError
 from tests.oracle import ReferenceModel
 
 PORTIONS = PORTION, 1
-"""Groups that one call of a pull takes, by replica: with few of them every round is gathered."""
+"""Groups that one call of a pull takes, by replica: with few of them every micro-batch is gathered."""
 
 
 class _Marker(StrEnum):
@@ -49,7 +49,7 @@ class Subject(Protocol):
         ...
 
     def stored_bodies(self, run_id: str) -> int:
-        """Payloads and continuations that exist."""
+        """Payloads and partial rollouts that exist."""
         ...
 
     def leftovers(self, run_id: str) -> list[str]:

@@ -88,16 +88,16 @@ class History:
         count = self.random.choice((1, 2, 3, 7))
         tasks = [ev.EvaluationTask(f"{name}.{i}", 1 + i % 2, f"spec {name} {i}".encode()) for i in range(count)]
         version = self.random.choice((None, None, 0, 1, 3, 9))
-        epoch = self.epoch if self.random.random() < 0.95 else self.epoch + 1
+        term = self.term if self.random.random() < 0.95 else self.term + 1
         digest = f"{version} {count}".encode()
-        self.both("submit_evaluation", ev.SubmitEvaluation(epoch, name, version, digest, tasks))
+        self.both("submit_evaluation", ev.SubmitEvaluation(term, name, version, digest, tasks))
 
     def lease(self) -> None:
         worker = self.random.choice(WORKERS)
         if self.random.random() < 0.05:
             self.instances[worker] += 1
         view = self.model.view(self.run_id)
-        versions = [view.published, ops.WeightVersion(1, 0), ops.WeightVersion(view.epoch, 1)]
+        versions = [view.published, ops.WeightVersion(1, 0), ops.WeightVersion(view.term, 1)]
         ask = ops.LeaseAsk(
             worker,
             str(self.instances[worker]),
@@ -168,12 +168,12 @@ class History:
         body = f"body of {lease_id}".encode()
         facts = {
             "task_id": f"{name}.{index}" if wrong > 0.05 else "another",
-            "generation": int(0.1 < wrong < 0.13),
+            "incarnation": int(0.1 < wrong < 0.13),
             "lease_id": lease_id,
             "samples": 1 + position % 2 + (wrong > 0.95),
             "size_bytes": len(body),
             "head": version,
-            "tail": version if not 0.05 < wrong < 0.1 else ops.WeightVersion(version.epoch, version.version + 1),
+            "tail": version if not 0.05 < wrong < 0.1 else ops.WeightVersion(version.term, version.version + 1),
         }
         return ops.NewGroup(ops.GroupFacts(**(PLAIN["GroupFacts"] | facts)), body)
 
@@ -206,7 +206,7 @@ class History:
     def publish(self) -> None:
         version = self.model.view(self.run_id).published.version + self.random.choice((1, 1, 2))
         manifest = self.random.choice((b"", f"manifest {version}".encode()))
-        self.both("publish", ops.Publish(self.epoch, version, manifest, None))
+        self.both("publish", ops.Publish(self.term, version, manifest, None))
 
     def resume(self) -> None:
         self.both("resume", ops.Resume(None, ops.ResumeMode.REPLAY, f"resume{len(self.said)}", allow_regenerate=False))
@@ -241,8 +241,8 @@ class History:
         return self.model._known(self.run_id).evaluations
 
     @property
-    def epoch(self) -> int:
-        return self.model.view(self.run_id).epoch
+    def term(self) -> int:
+        return self.model.view(self.run_id).term
 
     def names(self) -> list[str]:
         return [view.eval_id for view in self.model.evaluations(self.run_id)[1]]
@@ -270,7 +270,7 @@ OUTCOMES = (
     *(f"push:{outcome}" for outcome in ("recorded", "duplicate", "closed", "invalid", "unknown_lease")),
     *(f"return:failed:{outcome}" for outcome in ("pending", "failed", "lost")),
     *(f"return:interrupted:{outcome}" for outcome in ("pending", "lost")),
-    *(f"submit_evaluation:{reason}" for reason in ("ok", "stale_epoch", "evaluation_exists", "invalid_field")),
+    *(f"submit_evaluation:{reason}" for reason in ("ok", "stale_term", "evaluation_exists", "invalid_field")),
     *(f"extend:{state}" for state in ("live", "lost")),
     *(f"lease:{wait}:False:False" for wait in ("paused", "quarantined", "no_tasks", "backing_off", "engine_stale")),
     *("lease:engine_stale:False:True", "lease:None:True:False", "lease:no_tasks:True:False", "lease:None:False:True"),

@@ -69,7 +69,7 @@ def submit(pair: Pair, count: int, environments: int = 1) -> None:
 def pull(pair: Pair, *, rank: int = 0, world_size: int = 1, step: int = 0, **fields: Any) -> Any:
     assert pair.view is not None
     request = {"train_version": None} | fields
-    return pair.both("pull", ops.Pull(pair.view.epoch, step, rank, world_size, **request))
+    return pair.both("pull", ops.Pull(pair.view.term, step, rank, world_size, **request))
 
 
 def count(pair: Pair, state: str) -> int:
@@ -118,16 +118,16 @@ def test_a_step_of_many_groups_is_taken_back(store: StoreSubject, mode: ops.Resu
 
 
 @pytest.mark.parametrize("mode", ops.ResumeMode)
-def test_open_rounds_of_many_groups_are_taken_back_and_their_step_completed(
+def test_open_micro_batches_of_many_groups_are_taken_back_and_their_step_completed(
     store: StoreSubject, mode: ops.ResumeMode
 ) -> None:
     pair = start(store, micro_batch_groups=600, max_queued_groups=GROUPS, equal_shards=True)
     fill(pair)
     for number in range(3):
-        assert not pull(pair, round=number).final
+        assert not pull(pair, micro_batch=number).final
     pair.both("resume", ops.Resume(0, mode, "resume", allow_regenerate=False))
     if mode is ops.ResumeMode.REPLAY:
-        assert pull(pair, world_size=2, rank=1, round=1).replayed
+        assert pull(pair, world_size=2, rank=1, micro_batch=1).replayed
         last = 3
     else:
         if mode is ops.ResumeMode.DISCARD:
@@ -135,7 +135,7 @@ def test_open_rounds_of_many_groups_are_taken_back_and_their_step_completed(
         assert not pull(pair, world_size=2, rank=1).final
         last = 1
     for rank in range(2):
-        assert pull(pair, world_size=2, rank=rank, round=last).final
+        assert pull(pair, world_size=2, rank=rank, micro_batch=last).final
     pair.do(Entry("sweep"))
 
 
@@ -167,7 +167,7 @@ def test_a_lease_request_takes_back_a_hundred_expired_leases_and_the_sweep_the_r
 
 @pytest.mark.parametrize("measure", StalenessMeasure)
 @pytest.mark.parametrize("order", Order)
-def test_many_groups_of_several_classes_are_taken_in_order(
+def test_many_groups_of_several_subqueues_are_taken_in_order(
     store: StoreSubject, order: Order, measure: StalenessMeasure
 ) -> None:
     rules = (

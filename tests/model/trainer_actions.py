@@ -9,7 +9,7 @@ from tests.model.universe import CLOCKS
 from tests.model.worker_actions import WorkerActions
 
 MODES = tuple(ops.ResumeMode)
-ROUNDS_OF_A_STEP = 8
+MICRO_BATCHES_OF_A_STEP = 8
 
 
 class TrainerActions(WorkerActions):
@@ -18,7 +18,7 @@ class TrainerActions(WorkerActions):
     # ── pull ──
 
     def pull(self, draw: Draw) -> None:
-        """The next round, or one that was, is gone or is to come."""
+        """The next micro-batch, or one that was, is gone or is to come."""
         next_step, first = self.view.next_step, self.view.checkpointed_steps
         step = next_step
         if draw.rarely(3):
@@ -26,7 +26,7 @@ class TrainerActions(WorkerActions):
             step = draw.pick([step for step in steps if step >= 0])
         world_size = self.world_size(draw) + (1 if draw.rarely(16) else 0)
         rank = draw.integer(0, world_size - 1) + (world_size if draw.rarely(24) else 0)
-        closed = self.pair.inside.rounds_of(step)
+        closed = self.pair.inside.micro_batches_of(step)
         number = closed
         if closed and draw.rarely(2):
             number = draw.integer(0, closed - 1)
@@ -38,13 +38,13 @@ class TrainerActions(WorkerActions):
         train_version = draw.pick((None, None, version, version + 1, version + 3, max(0, version - 1)))
         groups = draw.integer(0, 8) if draw.rarely(10) else None
         self.pair.both(
-            "pull", ops.Pull(self.epoch(draw), step, rank, world_size, train_version, number, batch_groups=groups)
+            "pull", ops.Pull(self.term(draw), step, rank, world_size, train_version, number, batch_groups=groups)
         )
 
-    def next_round(self, draw: Draw, *, ahead: int = 0) -> ops.Batch | ops.Short | None:
-        """All ranks pull the next round, unless it is not ready."""
+    def next_micro_batch(self, draw: Draw, *, ahead: int = 0) -> ops.Batch | ops.Short | None:
+        """All ranks pull the next micro-batch, unless it is not ready."""
         step, world_size = self.view.next_step, self.world_size(draw)
-        number = self.pair.inside.rounds_of(step)
+        number = self.pair.inside.micro_batches_of(step)
         train_version = (
             None if draw.rarely(2) or (number and not draw.rarely(4)) else self.view.published.version + ahead
         )
@@ -52,7 +52,7 @@ class TrainerActions(WorkerActions):
         groups = draw.integer(1, 4) if draw.rarely(10) else None
         first = draw.integer(0, world_size - 1)
         for rank in [*range(first, world_size), *range(first)]:
-            request = ops.Pull(self.view.epoch, step, rank, world_size, train_version, number, batch_groups=groups)
+            request = ops.Pull(self.view.term, step, rank, world_size, train_version, number, batch_groups=groups)
             pulled = self.pair.both("pull", request)
             if not isinstance(pulled, ops.Batch):
                 break
@@ -61,7 +61,7 @@ class TrainerActions(WorkerActions):
         return pulled
 
     def fill(self, draw: Draw) -> None:
-        """Enough groups for the next round, of tasks or with names of their own."""
+        """Enough groups for the next micro-batch, of tasks or with names of their own."""
         count = min(self.pair.inside.missing(self.world_size(draw)), 12)
         if count > 0 and draw.rarely(4):
             self.work(draw, count)
@@ -70,27 +70,27 @@ class TrainerActions(WorkerActions):
 
     def fill_and_pull(self, draw: Draw) -> None:
         self.fill(draw)
-        self.next_round(draw)
+        self.next_micro_batch(draw)
         if self.pair.waiting:
             self.retry_blocked(draw)
 
     def train(self, draw: Draw) -> None:
         """A whole step: fill and pull mostly until it is complete, and unless it prefetches publish and commit."""
-        for _ in range(draw.pick((ROUNDS_OF_A_STEP, ROUNDS_OF_A_STEP, 2))):
+        for _ in range(draw.pick((MICRO_BATCHES_OF_A_STEP, MICRO_BATCHES_OF_A_STEP, 2))):
             self.fill(draw)
-            pulled = self.next_round(draw)
+            pulled = self.next_micro_batch(draw)
             if not isinstance(pulled, ops.Batch) or pulled.final:
                 break
         view = self.view
         if not draw.rarely(3) and view.next_step > view.committed_steps:
             version = view.published.version + 1
             clock = self.clock(draw)
-            self.publish_once(ops.Publish(view.epoch, version, b"manifest %d" % version, view.next_step - 1, clock))
+            self.publish_once(ops.Publish(view.term, version, b"manifest %d" % version, view.next_step - 1, clock))
 
     # ── progress ──
 
     def commit(self, draw: Draw) -> None:
-        self.pair.both("commit", self.epoch(draw), self.through(draw))
+        self.pair.both("commit", self.term(draw), self.through(draw))
 
     def through(self, draw: Draw) -> int:
         """A step to commit: mostly the last assembled one."""
@@ -102,7 +102,7 @@ class TrainerActions(WorkerActions):
         version = max(0, published + draw.pick((1, 1, 1, 1, 2, 0, 0, -1)))
         manifest = b"" if version == 0 else b"manifest %d%s" % (version, b" changed" if draw.rarely() else b"")
         commit_through = self.through(draw) if self.view.next_step and draw.integer(0, 2) else None
-        self.publish_once(ops.Publish(self.epoch(draw), version, manifest, commit_through, self.clock(draw)))
+        self.publish_once(ops.Publish(self.term(draw), version, manifest, commit_through, self.clock(draw)))
 
     def clock(self, draw: Draw) -> ops.TrainerClock | None:
         """Return what the trainer says of its time, if anything."""
@@ -118,10 +118,10 @@ class TrainerActions(WorkerActions):
     def publish_some(self, count: int) -> None:
         """The next versions, one after another."""
         for _ in range(count):
-            self.publish_once(ops.Publish(self.view.epoch, self.view.published.version + 1, b"", None))
+            self.publish_once(ops.Publish(self.view.term, self.view.published.version + 1, b"", None))
 
     def interrupt_and_lease_again(self, draw: Draw) -> None:
-        """A continuation with an old head meets an engine with new weights."""
+        """A partial rollout with an old head meets an engine with new weights."""
         self.lease(draw)
         if self.grants:
             self.keep(draw, draw.recent(self.versions))
@@ -151,7 +151,7 @@ class TrainerActions(WorkerActions):
     def outdate_queue(self, draw: Draw) -> None:
         """Queued groups are left behind, and a pull finds them."""
         self.work(draw, draw.integer(1, 3))
-        self.next_round(draw, ahead=draw.integer(1, 3))
+        self.next_micro_batch(draw, ahead=draw.integer(1, 3))
 
     def rewind_under_leases(self, draw: Draw) -> None:
         """The trainer goes back behind the weights of live leases, and on from there."""
@@ -161,7 +161,7 @@ class TrainerActions(WorkerActions):
         resumed = self.pair.both("resume", request)
         if resumed is not None:
             self.resumes.append(request)
-            self.versions.append(WeightVersion(resumed.epoch, resumed.version))
+            self.versions.append(WeightVersion(resumed.term, resumed.version))
         self.outdate(draw)
 
     def push_from_before(self, draw: Draw) -> None:
@@ -172,7 +172,7 @@ class TrainerActions(WorkerActions):
         resumed = self.pair.both("resume", request)
         if resumed is not None:
             self.resumes.append(request)
-            self.versions.append(WeightVersion(resumed.epoch, resumed.version))
+            self.versions.append(WeightVersion(resumed.term, resumed.version))
         late = [
             dataclasses.replace(
                 self.facts(draw, f"late-{self.number()}", 0, ""),
@@ -182,12 +182,12 @@ class TrainerActions(WorkerActions):
             for _ in range(draw.integer(1, 3))
         ]
         self.send(draw, late)
-        self.next_round(draw, ahead=draw.integer(0, 3))
+        self.next_micro_batch(draw, ahead=draw.integer(0, 3))
 
     def checkpoint(self, draw: Draw) -> None:
         last = self.view.committed_steps - 1
         through = max(0, draw.pick((last, last, last - 1, last - 2, last + 1)))
-        self.pair.both("checkpoint", self.epoch(draw), through)
+        self.pair.both("checkpoint", self.term(draw), through)
 
     def resume(self, draw: Draw) -> None:
         if self.resumes and draw.rarely(6):
@@ -204,24 +204,24 @@ class TrainerActions(WorkerActions):
         if resumed is None:
             return
         self.resumes.append(request)
-        self.versions.append(WeightVersion(resumed.epoch, resumed.version))
-        if resumed.epoch > before.epoch:
+        self.versions.append(WeightVersion(resumed.term, resumed.version))
+        if resumed.term > before.term:
             self.pair.seen["resume:regenerated"] += resumed.next_step < before.checkpointed_steps
             self.pair.seen["resume:behind"] += before.committed_steps < resumed.next_step
         if draw.rarely(4):
-            self.next_round(draw, ahead=draw.integer(0, 3))
+            self.next_micro_batch(draw, ahead=draw.integer(0, 3))
         if resumed.next_step < resumed.next_unassembled_step:
             self.read_again(draw, resumed.next_step)
-        elif self.pair.inside.rounds_of(resumed.next_step):
+        elif self.pair.inside.micro_batches_of(resumed.next_step):
             self.read_again(draw, resumed.next_step)
             self.fill_and_pull(draw)
 
     def read_again(self, draw: Draw, step: int) -> None:
-        """The rounds of a stored step, as a trainer reads them that was started again, perhaps with other ranks."""
+        """The micro-batches of a stored step, as a restarted trainer reads them, perhaps with other ranks."""
         world_size = self.world_size(draw)
-        for number in range(self.pair.inside.rounds_of(step)):
+        for number in range(self.pair.inside.micro_batches_of(step)):
             rank = draw.integer(0, world_size - 1)
-            self.pair.both("pull", ops.Pull(self.view.epoch, step, rank, world_size, None, number))
+            self.pair.both("pull", ops.Pull(self.view.term, step, rank, world_size, None, number))
 
     def interrupt_and_rewind(self, draw: Draw) -> None:
         """Something is kept of a task just before the trainer goes back behind the weights that made it."""
@@ -239,5 +239,5 @@ class TrainerActions(WorkerActions):
         # Most often groups of the step that were read, by the keys under which they were read last.
         read = [name for name in self.pair.inside.groups_of(step) if name in self.pair.read]
         names = [draw.pick(read or ["nothing/0"]) for _ in range(draw.integer(1, 2))]
-        epoch = self.epoch(draw)
-        self.pair.both("report_lost", epoch, step, [[name, 1 if draw.rarely(4) else 0] for name in names])
+        term = self.term(draw)
+        self.pair.both("report_lost", term, step, [[name, 1 if draw.rarely(4) else 0] for name in names])

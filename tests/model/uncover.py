@@ -2,10 +2,10 @@
 
 A dump does not tell in which order tasks are pending, until when they back off, or how often they have failed. Nor does
 it tell what they continue and how stale that is, or who waits in which place for room. It is silent on whose turn it is
-among environments, which engines have a place to load, and what the queue and the steps hold. So: engines ask for
+among environments, which engines have a permit to load, and what the queue and the steps hold. So: engines ask for
 places; the first lease is outlived, the run is released and often all its steps are queued again. Blocked groups are
-tried from the end of the line, and every task is leased and failed until nothing is left to lease. Every stored round
-is read, and the queue is emptied group by group.
+tried from the end of the line, and every task is leased and failed until nothing is left to lease. Every stored
+micro-batch is read, and the queue is emptied group by group.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def _outlive_a_lease(pair: Pair) -> None:
 
 
 def _ask_to_load(pair: Pair) -> None:
-    """Whoever has a place keeps it; of the others as many get one as are left."""
+    """Whoever has a permit keeps it; of the others as many get one as are left."""
     if _view(pair).policy.max_unavailable_engines:
         for engine_id in reversed(LOADERS):
             loaded = _view(pair).published
@@ -64,7 +64,7 @@ def _ask_to_load(pair: Pair) -> None:
 
 
 def _without_caps(policy: RunPolicy) -> RunPolicy:
-    """Nothing keeps work back but age: continuations and groups from before the next version are too stale."""
+    """Nothing keeps work back but age: partial rollouts and groups from before the next version are too stale."""
     return dataclasses.replace(
         policy,
         batch_groups=1,
@@ -102,7 +102,7 @@ def _empty_the_line(pair: Pair) -> None:
 def _publish(pair: Pair) -> None:
     """Publish: what is as old as the present version, or counts as it, is one version behind from now on."""
     view = _view(pair)
-    pair.both("publish", ops.Publish(view.epoch, view.published.version + 2, b"uncover", None))
+    pair.both("publish", ops.Publish(view.term, view.published.version + 2, b"uncover", None))
 
 
 def _fail_everything(pair: Pair) -> None:
@@ -125,11 +125,11 @@ def _read_everything(pair: Pair) -> None:
     world_size = _view(pair).world_size or 1
     view = _view(pair)
     for step in range(view.checkpointed_steps, view.next_step + 1):
-        for number in range(pair.inside.rounds_of(step)):
+        for number in range(pair.inside.micro_batches_of(step)):
             for rank in range(world_size):
-                pair.both("pull", ops.Pull(view.epoch, step, rank, world_size, None, number))
+                pair.both("pull", ops.Pull(view.term, step, rank, world_size, None, number))
     _empty_the_queue(pair)
-    if pair.inside.rounds_of(_view(pair).next_step):
+    if pair.inside.micro_batches_of(_view(pair).next_step):
         pair.both("resume", ops.Resume(_view(pair).next_step, ops.ResumeMode.REQUEUE, "open", allow_regenerate=False))
         _empty_the_queue(pair)
 
@@ -140,7 +140,7 @@ def _empty_the_queue(pair: Pair) -> None:
     while pulled:
         view = _view(pair)
         world_size = view.world_size or 1
-        number = pair.inside.rounds_of(view.next_step)
+        number = pair.inside.micro_batches_of(view.next_step)
         pulled = isinstance(
-            pair.both("pull", ops.Pull(view.epoch, view.next_step, 0, world_size, None, number)), ops.Batch
+            pair.both("pull", ops.Pull(view.term, view.next_step, 0, world_size, None, number)), ops.Batch
         )

@@ -19,7 +19,8 @@ BODIES = (b"", b"x" * 10, b"\x00\r\n\xff")
 TOKENS = (1, 5, 5, 8, 13, 20, 21, 41)
 """Sums of some are equal to others."""
 MESSAGES = (12, 24, 40, 60)
-"""Sizes of what a lease's reply can carry: a spec has 6 bytes, a continuation from 4 to 20, several of both do not fit.
+"""Sizes of what a lease's reply can carry: a spec has 6 bytes, a partial rollout from 4 to 20, several of both do not
+fit.
 """
 SIZES = (0, 100, 100, 100, 400_000, MIB, MIB + 1)
 """Bytes of groups: the last is above the smallest cap on its own."""

@@ -20,7 +20,7 @@ class WeightActions(TrainerActions):
         """A plan, or the next phase of one, sometimes of a version that is not newer; now and then what ends it."""
         published = self.view.published.version
         version = max(0, published + draw.pick((1, 1, 1, 2, 3, 0, -1)))
-        plan = ops.PlanCollective(self.epoch(draw), version, b"plan %d %s" % (version, draw.pick(PHASES)))
+        plan = ops.PlanCollective(self.term(draw), version, b"plan %d %s" % (version, draw.pick(PHASES)))
         for _ in range(2 if draw.rarely(4) else 1):
             self._announce(plan)
         if draw.rarely(3):
@@ -35,7 +35,7 @@ class WeightActions(TrainerActions):
             self.pair.seen["plan:new" if revision > before else "plan:repeated"] += 1
 
     def report_for_loads(self, draw: Draw) -> None:
-        """Engines ask for a place one after another, keep asking, give it back, or break."""
+        """Engines ask for a permit one after another, keep asking, give it back, or break."""
         for _ in range(draw.integer(1, 5)):
             self._report(draw, draw.pick(LOADERS), draw.pick(LOADING_STATES), wants_load=not draw.rarely(3))
 
@@ -72,13 +72,13 @@ class WeightActions(TrainerActions):
         )
         reported = self.pair.both("report_engine", report)
         waits = reported is not None and wants_load and not reported.may_load
-        self.pair.seen["load:not_its_turn"] += waits and self.pair.inside.has_free_place()
+        self.pair.seen["load:not_its_turn"] += waits and self.pair.inside.has_free_permit()
 
     def outlive_a_place(self, draw: Draw) -> None:
-        """A place is kept to its last moment, or lapses, and others ask for it then."""
+        """A permit is kept to its last moment, or lapses, and others ask for it then."""
         self.report_for_loads(draw)
-        places = sorted({moment - self.pair.now for moment in self.pair.inside.places()})
-        ahead = [by_ms for by_ms in places if by_ms >= 0]
+        permits = sorted({moment - self.pair.now for moment in self.pair.inside.permits()})
+        ahead = [by_ms for by_ms in permits if by_ms >= 0]
         if ahead:
             self.pair.do(Entry("time", (draw.pick(ahead[:4]),)))
             self.report_for_loads(draw)

@@ -41,7 +41,7 @@ class WorkerActions(History):
             expected = cursor - (1 if draw.rarely(24) else 0)
             state = b"state %d" % cursor
             request = ops.Submit(
-                self.epoch(draw), self.request_id(), expected, cursor + draw.integer(0, 1), state, tasks
+                self.term(draw), self.request_id(), expected, cursor + draw.integer(0, 1), state, tasks
             )
             self.submits.append(request)
         self.pair.both("submit", request)
@@ -85,7 +85,7 @@ class WorkerActions(History):
             self.lease_with(self.versions[-1], 1, MESSAGES[0])
 
     def keep(self, draw: Draw, head: ops.WeightVersion) -> None:
-        """A lease comes back with a continuation."""
+        """A lease comes back with a partial rollout."""
         worker, instance, grant = self.holder(draw)
         kept = ops.LeaseReturn(grant.lease_id, ops.ReturnKind.INTERRUPTED, "", b"kept", head, 4)
         self.pair.both("give_back", worker, instance, [kept])
@@ -125,7 +125,7 @@ class WorkerActions(History):
         facts = []
         for grant in grants:
             environment = "" if draw.rarely(6) else environments.get(grant.task_id, "")
-            facts.append(self.facts(draw, grant.task_id, grant.generation, grant.lease_id, environment))
+            facts.append(self.facts(draw, grant.task_id, grant.incarnation, grant.lease_id, environment))
         self.send(draw, facts)
 
     def work(self, draw: Draw, count: int = 4) -> None:
@@ -135,7 +135,7 @@ class WorkerActions(History):
             ops.NewTask(f"work-{self.number()}", 2, draw.pick(PRIORITIES), draw.pick(ENVIRONMENTS), b"")
             for _ in range(count)
         ]
-        self.pair.both("submit", ops.Submit(self.view.epoch, self.request_id(), cursor, cursor, b"", tasks))
+        self.pair.both("submit", ops.Submit(self.view.term, self.request_id(), cursor, cursor, b"", tasks))
         grants = self.lease_with_the_newest(count)
         if grants and draw.rarely(3):
             failed = [ops.LeaseReturn(g.lease_id, ops.ReturnKind.FAILED, "failed", b"", None, 0) for g in grants[:2]]
@@ -162,8 +162,8 @@ class WorkerActions(History):
 
     def push_without_lease(self, draw: Draw) -> None:
         names = [draw.pick(LEASELESS) for _ in range(draw.integer(1, 3))]
-        generation = 1 if draw.rarely(16) else 0
-        self.send(draw, [self.facts(draw, name, generation, "") for name in names])
+        incarnation = 1 if draw.rarely(16) else 0
+        self.send(draw, [self.facts(draw, name, incarnation, "") for name in names])
 
     def push_again(self, draw: Draw) -> None:
         # Often one whose task may be trained and forgotten by now.
@@ -172,17 +172,17 @@ class WorkerActions(History):
     def push_forged(self, draw: Draw) -> None:
         """Leases that were never given, of tasks that there are and of others."""
         open_tasks = self.pair.inside.attempts()
-        task_id, generation, attempt = draw.pick(open_tasks) if open_tasks else (draw.pick(TASKS), 0, 1)
-        generation = max(0, generation + draw.pick((0, 0, 1, -1)))
+        task_id, incarnation, attempt = draw.pick(open_tasks) if open_tasks else (draw.pick(TASKS), 0, 1)
+        incarnation = max(0, incarnation + draw.pick((0, 0, 1, -1)))
         forged = (
-            f"{task_id}/{generation}/{attempt + 1}",
-            f"{task_id}/{generation}/{max(1, attempt)}",
-            f"{task_id}/{generation}/0",
-            f"z/{generation}/1",
+            f"{task_id}/{incarnation}/{attempt + 1}",
+            f"{task_id}/{incarnation}/{max(1, attempt)}",
+            f"{task_id}/{incarnation}/0",
+            f"z/{incarnation}/1",
             "malformed",
-            f"{task_id}/0{generation}/1",
+            f"{task_id}/0{incarnation}/1",
         )
-        self.send(draw, [self.facts(draw, task_id, generation, draw.pick(forged))])
+        self.send(draw, [self.facts(draw, task_id, incarnation, draw.pick(forged))])
 
     def flood(self, draw: Draw) -> None:
         """More groups than fit, with names of their own."""

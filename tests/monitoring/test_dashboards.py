@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("grafana_foundation_sdk", reason="make install")
 
 from deploy.dashboards.__main__ import CHART_FOLDER, files
-from deploy.dashboards.panels import Line, Number
+from deploy.dashboards.panels import Number, Series
 from deploy.dashboards.rendering import Dashboard, Row, rendered
 
 BUILT = {name: json.loads(text) for name, text in files().items()}
@@ -73,6 +73,6 @@ def test_names_under_which_grafana_keeps_them_differ() -> None:
 
 
 def test_a_line_that_does_not_fill_the_width_is_refused() -> None:
-    panel = Number(title="t", description="d", line=Line("up", "up"))
+    panel = Number(title="t", description="d", line=Series("up", "up"))
     with pytest.raises(ValueError, match="20 columns empty"):
         rendered(Dashboard(name="n", title="t", description="d", rows=[Row("r", [panel])]))

@@ -138,7 +138,7 @@ def test_random_shards_add_up_to_the_reference(
     total = int(case.mask.sum()) if mean == "loss_tokens" else len(lengths)
     expected = mean_loss_and_gradient(case, rule, mean, total)
     for _ in range(6):
-        # Rows in any order, cut into 1 to 14 shards, as ranks and rounds would.
+        # Rows in any order, cut into 1 to 14 shards, as ranks and micro-batches would.
         order = rng.permutation(len(lengths))
         cuts = np.sort(rng.choice(np.arange(1, len(lengths)), rng.integers(0, len(lengths)), replace=False))
         value, gradient = 0.0, torch.zeros(case.mask.shape, dtype=torch.float64)
@@ -154,7 +154,7 @@ def test_random_shards_add_up_to_the_reference(
 
 
 @EACH
-def test_streamed_rounds_may_be_divided_at_the_end(batch: tuple[TokenCase, list[int]], objective: str) -> None:
+def test_streamed_micro_batches_may_be_divided_at_the_end(batch: tuple[TokenCase, list[int]], objective: str) -> None:
     case, lengths = batch
     function, rule = OBJECTIVES[objective]
     total = int(case.mask.sum())

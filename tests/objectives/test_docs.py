@@ -30,9 +30,9 @@ class TwoSteps:
     def __iter__(self) -> Iterator[Batch]:
         return islice(self._session, 2)
 
-    def rounds(self) -> Iterator[Batch]:
+    def micro_batches(self) -> Iterator[Batch]:
         final = 0
-        for micro in self._session.rounds():
+        for micro in self._session.micro_batches():
             yield micro
             final += micro.final
             if final == 2:

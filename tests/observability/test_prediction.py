@@ -30,7 +30,7 @@ def policy(**fields: Any) -> RunPolicy:
         (
             policy(micro_batch_groups=4, max_queued_groups=8),
             1.5,
-            "queue-drop, rounds of 4",
+            "queue-drop, micro-batches of 4",
             cf.streaming(1, 1 / 4, 2, 1.5, 1.5),
         ),
         (policy(batches_per_publish=2), 1.5, "queue-drop, whole batches, 2", cf.streaming(1 / 2, 1 / 2, 1, 1.5, 1.5)),
@@ -56,9 +56,9 @@ def test_admission_beyond_what_the_queue_has_room_for_is_that_of_the_queue() -> 
     assert estimate(make_loop(policy(max_lookahead=1), rho=1.5)).predicted.form.startswith("admission")
 
 
-def test_rounds_are_those_of_all_ranks() -> None:
+def test_micro_batches_are_those_of_all_ranks() -> None:
     streamed = policy(micro_batch_groups=2, max_queued_groups=8)
-    assert "rounds of 4 groups" in estimate(make_loop(streamed, world_size=2)).predicted.form
+    assert "micro-batches of 4 groups" in estimate(make_loop(streamed, world_size=2)).predicted.form
 
 
 def test_batches_that_are_pulled_ahead_wait_at_the_trainer_when_it_is_the_bottleneck() -> None:

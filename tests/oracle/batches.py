@@ -1,8 +1,8 @@
-"""Batches: evict what is too stale, close the next round, repeat a stored one, settle lost groups.
+"""Batches: evict what is too stale, close the next micro-batch, repeat a stored one, settle lost groups.
 
-Invariants: steps and their rounds close in order; a stored round returns the same groups to the same rank until it is
-freed; no group that is too stale by the policy's measure enters a round; how a round is split is stored, and changes
-only when a resumed trainer comes with another world size.
+Invariants: steps and their micro-batches close in order; a stored micro-batch returns the same groups to the same rank
+until it is freed; no group that is too stale by the policy's measure enters a micro-batch; how a micro-batch is split
+is stored, and changes only when a resumed trainer comes with another world size.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from buffer_service.domain.ops import Batch, Pull, ShardGroup, Short
 from buffer_service.domain.policy import StaleAction
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField, ReplayGap, RunPaused, StepAhead, WorldSizeMismatch
-from tests.oracle import rounds
+from tests.oracle import micro_batches
 from tests.oracle.records import Group
 from tests.oracle.state import RunState
 from tests.oracle.steps import Step
@@ -22,8 +22,8 @@ DRAINED = "drained"
 
 
 def pull(run: RunState, request: Pull) -> Batch | Short:
-    """One try to get a rank's shard of a round of a step."""
-    run.require_epoch(request.epoch)
+    """One try to get a rank's shard of a micro-batch of a step."""
+    run.require_term(request.term)
     if run.world_size not in {0, request.world_size}:
         raise WorldSizeMismatch(request.world_size, run.world_size)
     if request.step < run.checkpointed_steps:
@@ -31,20 +31,24 @@ def pull(run: RunState, request: Pull) -> Batch | Short:
     if request.step > run.next_step:
         raise StepAhead(request.step, run.next_step)
     step = run.steps.get(request.step)
-    closed = len(step.rounds) if step else 0
-    if step is not None and request.round < closed:
+    closed = len(step.micro_batches) if step else 0
+    if step is not None and request.micro_batch < closed:
         return _replay(run, request, step)
     if request.step < run.next_step:
-        raise InvalidField("round", request.round, f"below {closed}, the rounds of step {request.step}")
-    if request.round > closed:
-        raise InvalidField("round", request.round, f"at most {closed}, the next round of step {request.step}")
+        raise InvalidField(
+            "micro_batch", request.micro_batch, f"below {closed}, the micro-batches of step {request.step}"
+        )
+    if request.micro_batch > closed:
+        raise InvalidField(
+            "micro_batch", request.micro_batch, f"at most {closed}, the next micro-batch of step {request.step}"
+        )
     run.require_running()
 
-    plan = rounds.plan(run, request, step)
+    plan = micro_batches.plan(run, request, step)
     _evict(run, plan.form.train_version)
-    if rounds.is_ready(run, plan):
+    if micro_batches.is_ready(run, plan):
         run.world_size = request.world_size
-        return _reply(run, request, rounds.close(run, request.world_size, plan, step), replayed=False)
+        return _reply(run, request, micro_batches.close(run, request.world_size, plan, step), replayed=False)
     if run.draining and not run.leases and run.line.is_empty(run.now):
         run.settle()
         raise RunPaused(run.run_id, DRAINED)
@@ -65,11 +69,11 @@ def check_rank(request: Pull) -> None:
         raise InvalidField("rank", request.rank, f"below world_size {request.world_size}")
 
 
-def report_lost(run: RunState, epoch: int, step: int, payload_keys: Collection[str]) -> None:
+def report_lost(run: RunState, term: int, step: int, payload_keys: Collection[str]) -> None:
     """Groups that are not trained yet and whose payloads are gone leave their step, and their tasks start anew."""
-    run.require_epoch(epoch)
+    run.require_term(term)
     stored = run.steps.get(step)
-    for one in stored.rounds if stored else ():
+    for one in stored.micro_batches if stored else ():
         for group in list(one.groups):
             if group.payload_key in payload_keys and group.state in {GroupState.FORMING, GroupState.DELIVERED}:
                 one.remove(group)
@@ -82,7 +86,7 @@ def _replay(run: RunState, request: Pull, step: Step) -> Batch:
     if run.world_size == 0:
         run.world_size = request.world_size
         run.changed = True
-    stored = step.rounds[request.round]
+    stored = step.micro_batches[request.micro_batch]
     if stored.world_size != run.world_size:
         stored.split(run.world_size, equal=step.form.equal)
         run.changed = True
@@ -90,7 +94,7 @@ def _replay(run: RunState, request: Pull, step: Step) -> Batch:
 
 
 def _evict(run: RunState, train_version: int) -> None:
-    """Evict what is too stale, stalest first, also when no round results."""
+    """Evict what is too stale, stalest first, also when no micro-batch results."""
     measure = run.policy.staleness_measure
     while (group := run.queue.stalest(measure)) is not None:
         if not aged_out(run.policy, train_version=train_version, age_milli=group.age_milli(measure)):
@@ -101,8 +105,8 @@ def _evict(run: RunState, train_version: int) -> None:
 
 def _may_recycle(run: RunState, group: Group) -> bool:
     """Tell whether the group's task is generated once more."""
-    generations = run.policy.max_generations
-    exhausted = 0 < generations <= group.task.generation + 1
+    incarnations = run.policy.max_incarnations
+    exhausted = 0 < incarnations <= group.task.incarnation + 1
     action = run.policy.stale_action
     match action:
         case StaleAction.RECYCLE:
@@ -114,16 +118,16 @@ def _may_recycle(run: RunState, group: Group) -> bool:
 
 
 def _reply(run: RunState, request: Pull, step: Step, *, replayed: bool) -> Batch:
-    """The round as one rank sees it; its staleness is that of its closing, its totals those of the step so far."""
-    so_far = step.rounds[: request.round + 1]
+    """The micro-batch as one rank sees it, with the staleness of its closing and the step's totals so far."""
+    so_far = step.micro_batches[: request.micro_batch + 1]
     groups = [group for one in so_far for group in one.groups]
     staleness = [versions for one in so_far for versions in one.staleness.values()]
     mine = so_far[-1].shards[request.rank]
     return Batch(
         revision=run.settle(),
         step=step.step,
-        round=request.round,
-        final=step.step < run.next_step and request.round + 1 == len(step.rounds),
+        micro_batch=request.micro_batch,
+        final=step.step < run.next_step and request.micro_batch + 1 == len(step.micro_batches),
         train_version=step.form.train_version,
         total_groups=len(groups),
         total_samples=sum(group.facts.samples for group in groups),

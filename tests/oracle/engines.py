@@ -1,6 +1,6 @@
-"""Engines: what was last said of each, when, and which have a place among those that are out of service for a load.
+"""Engines: what was last said of each, when, and which have a permit to be out of service for a load.
 
-Invariant: places are given while fewer than the policy's are held, in the order in which they were asked for first. A
+Invariant: permits are given while fewer than the policy's are held, in the order in which they were asked for first. A
 policy that lowers their number takes none back.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from buffer_service.domain.ops import EngineReport
 
-PLACE_TTL_MS = 60_000
+PERMIT_TTL_MS = 60_000
 """Time that a place is kept without a word from its engine."""
 
 TURN_TTL_MS = 5_000
@@ -28,10 +28,10 @@ class Engines:
 
     reports: dict[str, EngineReport] = field(default_factory=dict)
     heard_ms: dict[str, int] = field(default_factory=dict)
-    places: dict[str, int] = field(default_factory=dict)
+    permits: dict[str, int] = field(default_factory=dict)
     """Places, with the time until when (ms, inclusive)."""
     line: dict[str, int] = field(default_factory=dict)
-    """Line of those who wait for a place, with the time since when."""
+    """Line of those who wait for a permit, with the time since when."""
 
     def report(self, report: EngineReport, now: int) -> bool:
         """Record it; returns whether it says anything new. The turn of one that was silent for too long is over."""
@@ -47,17 +47,17 @@ class Engines:
     def ask(self, report: EngineReport, limit: int, now: int) -> bool:
         """Tell whether the engine may load now; at most `limit` (0: any number) may at once."""
         name = report.engine_id
-        needs_place = limit > 0 and report.state in _IN_SERVICE
-        if not needs_place or not report.wants_load:
+        needs_permit = limit > 0 and report.state in _IN_SERVICE
+        if not needs_permit or not report.wants_load:
             self._leave(name)
-            return not needs_place
+            return not needs_permit
         held = self.held(now)
         if name not in held:
             self.line.setdefault(name, now)
             if self._before(name, now) >= limit - len(held):
                 return False
             del self.line[name]
-        self.places[name] = now + PLACE_TTL_MS
+        self.permits[name] = now + PERMIT_TTL_MS
         return True
 
     def _before(self, engine_id: str, now: int) -> int:
@@ -69,12 +69,12 @@ class Engines:
         return self.heard_ms.get(engine_id, 0) >= now - TURN_TTL_MS
 
     def _leave(self, engine_id: str) -> None:
-        self.places.pop(engine_id, None)
+        self.permits.pop(engine_id, None)
         self.line.pop(engine_id, None)
 
     def held(self, now: int) -> set[str]:
-        """Engines that have a place."""
-        return {engine_id for engine_id, until in self.places.items() if until >= now}
+        """Engines that have a permit."""
+        return {engine_id for engine_id, until in self.permits.items() if until >= now}
 
     def forget_silent(self, now: int) -> Sequence[str]:
         """Forget engines that have been silent for too long; returns which."""

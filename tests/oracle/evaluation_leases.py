@@ -80,7 +80,7 @@ def find_live(run: RunState, lease_id: str, worker_id: str, instance_id: str) ->
     evaluation, task, named = _find(run, lease_id)
     if evaluation is None or task is None or task.lease is None or named is None:
         return None
-    if named.generation or task.attempt != named.attempt:
+    if named.incarnation or task.attempt != named.attempt:
         return None
     held = (task.lease.worker_id, task.lease.instance_id) == (worker_id, instance_id)
     return (evaluation, task) if held and task.lease.expiry >= run.now else None
@@ -107,7 +107,7 @@ def record(run: RunState, facts: GroupFacts, payload_key: str, *, gone: bool) ->
     evaluation, task, named = _find(run, facts.lease_id)
     if evaluation is None:
         return _pushed(facts, PushKind.UNKNOWN_LEASE if named is None else PushKind.CLOSED)
-    if task is None or named is None or named.generation or named.attempt > task.attempt:
+    if task is None or named is None or named.incarnation or named.attempt > task.attempt:
         return _pushed(facts, PushKind.UNKNOWN_LEASE)
     refused = _judge(task, facts, named.attempt, gone=gone) or _check_group(evaluation, task, facts)
     stored = run.evaluations.stored_bytes - len(task.spec) + facts.size_bytes
@@ -197,19 +197,19 @@ def _check_group(evaluation: Evaluation, task: Task, facts: GroupFacts) -> Pushe
     version, head, tail = evaluation.version, facts.head, facts.tail
     if facts.task_id != task.task_id:
         return _named(facts, "task_id", facts.task_id, f"{task.task_id}, the task of the lease")
-    if facts.generation:
-        return _named(facts, "generation", facts.generation, "0 for the task of an evaluation")
+    if facts.incarnation:
+        return _named(facts, "incarnation", facts.incarnation, "0 for the task of an evaluation")
     if facts.samples != task.group_size:
         return _named(facts, "samples", f"{facts.samples} samples", f"{task.group_size}, the group_size of the task")
     if (head, tail) != (version, version):
-        found = f"versions {head.epoch}.{head.version} to {tail.epoch}.{tail.version}"
-        limit = f"{version.epoch}.{version.version} alone, which is evaluated"
+        found = f"versions {head.term}.{head.version} to {tail.term}.{tail.version}"
+        limit = f"{version.term}.{version.version} alone, which is evaluated"
         return _named(facts, "samples.spans.version", found, limit)
     return None
 
 
 def _pushed(facts: GroupFacts, kind: PushKind) -> Pushed:
-    return Pushed(kind, group_id(facts.task_id, facts.generation), sink=TaskSink.EVALUATIONS)
+    return Pushed(kind, group_id(facts.task_id, facts.incarnation), sink=TaskSink.EVALUATIONS)
 
 
 def _named(facts: GroupFacts, field: str, value: object, limit: str) -> Pushed:

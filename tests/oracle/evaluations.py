@@ -21,7 +21,7 @@ from tests.oracle.state import RunState
 
 def submit(run: RunState, request: SubmitEvaluation) -> EvaluationSubmitted:
     """Add an evaluation, or find it."""
-    run.require_epoch(request.epoch)
+    run.require_term(request.term)
     run.require_store()
     book = run.evaluations
     known = book.evaluations.get(request.eval_id)
@@ -38,7 +38,7 @@ def submit(run: RunState, request: SubmitEvaluation) -> EvaluationSubmitted:
     evaluation = book.evaluations[request.eval_id] = Evaluation(
         eval_id=request.eval_id,
         number=run.next_sequence(),
-        version=WeightVersion(run.epoch, version),
+        version=WeightVersion(run.term, version),
         digest=request.digest,
         manifest=manifest,
         created_ms=run.now,

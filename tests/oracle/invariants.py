@@ -1,12 +1,12 @@
 """The invariants that can be seen in one state of a run.
 
 Both ledgers balance and agree with what exists, and those of the environments add up to the run's; a task has at most
-one live lease, and one exactly while it is leased; no group is in two places; no round was closed with a group staler
-than max_staleness by the measure; progress marks are in order and every step between the freed and the next one is
-stored; what is kept has its payload; whoever waits in line stands in order of tickets; nobody's turn is further ahead
-than one stride; the last accepted group was within caps and quotas; what is planned is newer than what is published; an
-engine that loads waits for nothing. (Caps and quotas are not looked at now: a policy that lowers one takes effect with
-the next push.)
+one live lease, and one exactly while it is leased; no group is in two places; no micro-batch was closed with a group
+staler than max_staleness by the measure; progress marks are in order and every step between the freed and the next one
+is stored; what is kept has its payload; whoever waits in line stands in order of tickets; nobody's turn is further
+ahead than one stride; the last accepted group was within caps and quotas; what is planned is newer than what is
+published; an engine that loads waits for nothing. (Caps and quotas are not looked at now: a policy that lowers one
+takes effect with the next push.)
 """
 
 from collections import Counter
@@ -142,8 +142,8 @@ def _tasks(run: RunState) -> Iterator[str]:
             yield f"task {task.task_id} is {task.state}, yet in or out of the pending ones"
         if (task.state == TaskState.COMPLETED) != (task.accepted_attempt is not None):
             yield f"task {task.task_id} is {task.state} with accepted attempt {task.accepted_attempt}"
-        if task.continuation is not None and not task.is_open:
-            yield f"task {task.task_id} is {task.state} and keeps a continuation"
+        if task.partial_rollout is not None and not task.is_open:
+            yield f"task {task.task_id} is {task.state} and keeps a partial rollout"
         if task.lease is not None and task.task_id not in run.leases.workers[task.lease.worker_id].leased:
             yield f"task {task.task_id} is leased to {task.lease.worker_id}, who does not hold it"
     held = Counter(task_id for worker in run.leases.workers.values() for task_id in worker.leased)
@@ -161,7 +161,7 @@ def _places(run: RunState) -> Iterator[str]:
 
 def _steps(run: RunState) -> Iterator[str]:
     for number, step in run.steps.items():
-        yield from _rounds(step)
+        yield from _micro_batches(step)
         expected = GroupState.TRAINED if number < run.committed_steps else GroupState.DELIVERED
         if number == run.next_step:
             expected = GroupState.FORMING
@@ -171,16 +171,17 @@ def _steps(run: RunState) -> Iterator[str]:
             yield f"step {number} holds groups that are not {expected}"
 
 
-def _rounds(step: Step) -> Iterator[str]:
-    if not step.rounds or (len(step.rounds) > 1 and not step.form.streamed):
-        yield f"step {step.step} has {len(step.rounds)} rounds"
+def _micro_batches(step: Step) -> Iterator[str]:
+    if not step.micro_batches or (len(step.micro_batches) > 1 and not step.form.streamed):
+        yield f"step {step.step} has {len(step.micro_batches)} micro-batches"
     if len(step.groups) > step.form.target:
         yield f"step {step.step} has {len(step.groups)} groups of {step.form.target}"
-    for index, one in enumerate(step.rounds):
+    for index, one in enumerate(step.micro_batches):
         if one.max_staleness != UNSET and one.stalest_milli > one.max_staleness * MILLI:
-            yield f"round {index} of step {step.step} closed with a group {one.stalest_milli} milli-versions behind"
+            behind = one.stalest_milli
+            yield f"micro-batch {index} of step {step.step} closed with a group {behind} milli-versions behind"
         if one.staleness.keys() != {group.group_id for group in one.groups}:
-            yield f"round {index} of step {step.step} holds other groups than those it closed with"
+            yield f"micro-batch {index} of step {step.step} holds other groups than those it closed with"
 
 
 def _progress(run: RunState) -> Iterator[str]:
@@ -195,8 +196,8 @@ def _progress(run: RunState) -> Iterator[str]:
     trained = sum(step.bytes for number, step in run.steps.items() if number < run.committed_steps)
     if trained != run.retained_bytes:
         yield f"{run.retained_bytes} bytes are counted as retained, trained steps have {trained}"
-    if run.published.epoch != run.epoch:
-        yield f"published {run.published} in epoch {run.epoch}"
+    if run.published.term != run.term:
+        yield f"published {run.published} in term {run.term}"
     at = [p.committed_steps for p in run.publishes]
     if at != sorted(set(at)) or any(committed > run.committed_steps for committed in at):
         yield f"publishes are remembered at {at} with {run.committed_steps} steps committed"
@@ -209,18 +210,18 @@ def _payloads(run: RunState) -> Iterator[str]:
 
 
 def _weights(run: RunState) -> Iterator[str]:
-    if run.plan is not None and (run.plan.epoch != run.epoch or run.plan.version <= run.published.version):
-        yield f"version {run.plan.version} of epoch {run.plan.epoch} is planned, {run.published} is published"
+    if run.plan is not None and (run.plan.term != run.term or run.plan.version <= run.published.version):
+        yield f"version {run.plan.version} of term {run.plan.term} is planned, {run.published} is published"
 
 
 def _engines(run: RunState) -> Iterator[str]:
     engines = run.engines
     if engines.reports.keys() != engines.heard_ms.keys():
         yield f"engines {sorted(engines.reports)} are known, {sorted(engines.heard_ms)} were heard of"
-    if not (engines.places.keys() | engines.line.keys()) <= engines.reports.keys():
-        yield f"engines that are not known load or wait for it: {engines.places}, {engines.line}"
+    if not (engines.permits.keys() | engines.line.keys()) <= engines.reports.keys():
+        yield f"engines that are not known load or wait for it: {engines.permits}, {engines.line}"
     if engines.held(run.now) & engines.line.keys():
-        yield f"engines wait for the place that they have: {engines.places}, {engines.line}"
+        yield f"engines wait for the place that they have: {engines.permits}, {engines.line}"
 
 
 def _kept(run: RunState) -> Iterator[Group]:

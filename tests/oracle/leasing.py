@@ -25,7 +25,7 @@ from buffer_service.domain.ops import (
 )
 from buffer_service.rules.transitions import TaskState
 from tests.oracle import evaluation_leases
-from tests.oracle.records import Continuation, Lease, Task, Worker
+from tests.oracle.records import Lease, PartialRollout, Task, Worker
 from tests.oracle.rules.failures import backoff_ms
 from tests.oracle.rules.spread import too_spread
 from tests.oracle.state import RunState
@@ -191,13 +191,13 @@ def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> tuple[list[Task], bool]
         used += size
         run.take_turn(run.lease_turns, task.environment)
         if size > ask.message_bytes:
-            _give_up_continuation(run, task)
-        _drop_useless_continuation(run, task, loaded)
+            _give_up_partial_rollout(run, task)
+        _drop_useless_partial_rollout(run, task, loaded)
         run.pending.remove(task)
         run.move_task(task, TaskState.LEASED)
         task.attempt += 1
         task.granted_ms = run.now
-        kept = task.continuation
+        kept = task.partial_rollout
         task.lease_head = loaded if kept is None or kept.head is None else min(loaded, kept.head)
         run.leases.open(task, Lease(ask.worker_id, ask.instance_id, run.now + run.policy.lease_ttl_ms))
         run.count("leases_granted")
@@ -206,28 +206,28 @@ def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> tuple[list[Task], bool]
 
 
 def _lease_bytes(task: Task) -> int:
-    """Bytes of the payloads that a lease of the task carries, a continuation that is given up as it is
+    """Bytes of the payloads that a lease of the task carries, a partial rollout that is given up as it is
     leased included.
     """
-    return len(task.spec) + (len(task.continuation.body) if task.continuation else 0)
+    return len(task.spec) + (len(task.partial_rollout.body) if task.partial_rollout else 0)
 
 
-def _drop_useless_continuation(run: RunState, task: Task, loaded: int) -> None:
+def _drop_useless_partial_rollout(run: RunState, task: Task, loaded: int) -> None:
     """Drop what was generated with weights that are too old, by now or for this engine; it is generated again."""
-    kept = task.continuation
+    kept = task.partial_rollout
     if kept is None or kept.head is None:
         return
     if too_stale(run.policy, train_version=run.train_version, head_version=kept.head):
-        _give_up_continuation(run, task)
+        _give_up_partial_rollout(run, task)
     elif too_spread(run.policy, loaded_version=loaded, head_version=kept.head):
-        _give_up_continuation(run, task)
-        run.count("continuations_beyond_spread")
+        _give_up_partial_rollout(run, task)
+        run.count("partial_rollouts_beyond_spread")
 
 
-def _give_up_continuation(run: RunState, task: Task) -> None:
-    if task.continuation is not None:
-        run.count("continuation_tokens_discarded", task.continuation.tokens)
-        task.continuation = None
+def _give_up_partial_rollout(run: RunState, task: Task) -> None:
+    if task.partial_rollout is not None:
+        run.count("partial_rollout_tokens_discarded", task.partial_rollout.tokens)
+        task.partial_rollout = None
 
 
 def _prolong_or_cancel(run: RunState, task: Task) -> LeaseState:
@@ -237,7 +237,7 @@ def _prolong_or_cancel(run: RunState, task: Task) -> LeaseState:
         prolong(run, task)
         return LeaseState.LIVE
     run.count("leases_cancelled")
-    _give_up_continuation(run, task)
+    _give_up_partial_rollout(run, task)
     task.came_back = True
     run.make_pending(task, run.now)
     return LeaseState.CANCELLED
@@ -245,9 +245,9 @@ def _prolong_or_cancel(run: RunState, task: Task) -> LeaseState:
 
 def _take_back(run: RunState, task: Task, given: LeaseReturn) -> ReturnOutcome:
     run.count("leases_returned")
-    if given.continuation:
+    if given.partial_rollout:
         head = None if given.head is None else run.timeline.effective(given.head)
-        task.continuation = Continuation(given.continuation, head, given.tokens)
+        task.partial_rollout = PartialRollout(given.partial_rollout, head, given.tokens)
     if given.kind is ReturnKind.INTERRUPTED:
         task.came_back = True
         run.make_pending(task, run.now)
@@ -256,7 +256,7 @@ def _take_back(run: RunState, task: Task, given: LeaseReturn) -> ReturnOutcome:
 
 
 def _interrupt(run: RunState, task: Task) -> None:
-    """The lease ends without a fault of the task; an earlier continuation stays."""
+    """The lease ends without a fault of the task; an earlier partial rollout stays."""
     run.count("leases_returned")
     task.came_back = True
     run.make_pending(task, run.now)
@@ -271,7 +271,7 @@ def _fail(run: RunState, task: Task, error: str) -> ReturnOutcome:
         return ReturnOutcome.PENDING
     run.leases.close(task)
     run.move_task(task, TaskState.FAILED)
-    task.continuation = None
+    task.partial_rollout = None
     run.ended[task.task_id] = task
     run.failures.append(TaskFailure(task.task_id, task.attempt, error, run.now))
     return ReturnOutcome.FAILED
@@ -282,10 +282,10 @@ def _reply(run: RunState, tasks: Sequence[Task], wait: LeaseWait | None = None, 
         LeaseGrant(
             task.lease_id,
             task.task_id,
-            task.generation,
+            task.incarnation,
             task.attempt,
             task.spec,
-            task.continuation.body if task.continuation else b"",
+            task.partial_rollout.body if task.partial_rollout else b"",
         )
         for task in tasks
     ]

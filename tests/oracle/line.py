@@ -19,7 +19,7 @@ class Waiter:
     touched: int
 
 
-class Line:
+class PushLine:
     """Waiters by payload key, in order of their tickets."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The trainer's progress: commit, plan, publish, checkpoint.
 
 Order of a trainer: pull → train → commit or publish → checkpoint. Invariants:
-checkpointed_steps <= committed_steps <= next_step; versions rise within an epoch by publish only; what a commit leaves
+checkpointed_steps <= committed_steps <= next_step; versions rise within a term by publish only; what a commit leaves
 retained is within the policy's bounds.
 """
 
@@ -13,9 +13,9 @@ from tests.oracle.records import PublishedAt
 from tests.oracle.state import RunState
 
 
-def commit(run: RunState, epoch: int, through_step: int) -> tuple[Revision, int]:
+def commit(run: RunState, term: int, through_step: int) -> tuple[Revision, int]:
     """Settle the delivered groups of every step up to through_step as trained."""
-    run.require_epoch(epoch)
+    run.require_term(term)
     run.require_store()
     _require_assembled(run, through_step)
     _commit(run, through_step)
@@ -24,7 +24,7 @@ def commit(run: RunState, epoch: int, through_step: int) -> tuple[Revision, int]
 
 def publish(run: RunState, request: Publish) -> Published:
     """Publish weights and commit; an exact repeat only commits."""
-    run.require_epoch(request.epoch)
+    run.require_term(request.term)
     run.require_store()
     repeated = request.version == run.published.version and request.manifest == run.manifest
     if not repeated and request.version <= run.published.version:
@@ -37,7 +37,7 @@ def publish(run: RunState, request: Publish) -> Published:
     if not repeated:
         if run.plan is not None and run.plan.version <= request.version:
             run.plan = None
-        run.published = WeightVersion(request.epoch, request.version)
+        run.published = WeightVersion(request.term, request.version)
         run.manifest = request.manifest
         run.published_steps = run.committed_steps
         if request.commit_through is None:
@@ -52,7 +52,7 @@ def publish(run: RunState, request: Publish) -> Published:
 
 def plan_collective(run: RunState, plan: PlanCollective) -> Revision:
     """Announce weights to come, in place of those announced before."""
-    run.require_epoch(plan.epoch)
+    run.require_term(plan.term)
     run.require_store()
     if plan.version <= run.published.version:
         raise VersionConflict(plan.version, run.published.version)
@@ -62,9 +62,9 @@ def plan_collective(run: RunState, plan: PlanCollective) -> Revision:
     return run.settle()
 
 
-def checkpoint(run: RunState, epoch: int, through_step: int) -> tuple[Revision, int]:
+def checkpoint(run: RunState, term: int, through_step: int) -> tuple[Revision, int]:
     """Free the replay data and tombstones of every step up to through_step."""
-    run.require_epoch(epoch)
+    run.require_term(term)
     run.require_store()
     if through_step + 1 > run.committed_steps:
         raise NotCommitted(through_step, run.committed_steps)

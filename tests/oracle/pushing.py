@@ -1,6 +1,6 @@
 """Push: what becomes of a finished group.
 
-Invariants: at most one group is accepted for a task's generation, whichever attempt made it, and accepting it ends the
+Invariants: at most one group is accepted for a task's incarnation, whichever attempt made it, and accepting it ends the
 live lease; a push never exceeds a cap or a quota; no blocked push overtakes another, whichever call it came with.
 """
 
@@ -70,11 +70,11 @@ def _invalid(run: RunState, facts: GroupFacts) -> Pushed | None:
     """Return what is wrong with the group itself."""
     if facts.lease_id:
         lease = LeaseId.parse(facts.lease_id)
-        if lease is None or (lease.task_id, lease.generation) != (facts.task_id, facts.generation):
-            return _named(facts, "lease_id", facts.lease_id, "task_id/generation/attempt of this group")
-    if facts.tail.epoch > run.epoch:
-        limit = f"at most {run.epoch}, the epoch of the run"
-        return _named(facts, "samples.spans.version.epoch", facts.tail.epoch, limit)
+        if lease is None or (lease.task_id, lease.incarnation) != (facts.task_id, facts.incarnation):
+            return _named(facts, "lease_id", facts.lease_id, "task_id/incarnation/attempt of this group")
+    if facts.tail.term > run.term:
+        limit = f"at most {run.term}, the term of the run"
+        return _named(facts, "samples.spans.version.term", facts.tail.term, limit)
     if _is_unheard_of(run, facts.tail):
         limit = f"at most {run.published.version}, the version that is published, or one that a plan announces"
         return _named(facts, "samples.spans.version", facts.tail.version, limit)
@@ -86,17 +86,17 @@ def _invalid(run: RunState, facts: GroupFacts) -> Pushed | None:
 
 
 def _is_unheard_of(run: RunState, made_by: WeightVersion) -> bool:
-    """True for weights of this epoch that were neither published nor announced; those of earlier ones are clamped."""
+    """True for weights of this term that were neither published nor announced; those of earlier ones are clamped."""
     announced = run.plan.version if run.plan is not None else 0
-    return made_by.epoch == run.epoch and made_by.version > max(run.published.version, announced)
+    return made_by.term == run.term and made_by.version > max(run.published.version, announced)
 
 
 def _judge_unknown(run: RunState, facts: GroupFacts) -> Pushed | None:
     """Tell whether a push may make its task."""
     if facts.lease_id:
         return _pushed(facts, PushKind.UNKNOWN_LEASE)
-    if facts.generation > 0:
-        return _named(facts, "generation", facts.generation, "0 for a task pushed without a lease")
+    if facts.incarnation > 0:
+        return _named(facts, "incarnation", facts.incarnation, "0 for a task pushed without a lease")
     if facts.task_id in run.remembered:
         return _counted(run, facts, PushKind.CLOSED)
     if 0 < facts.first_revision < run.forgotten:
@@ -109,9 +109,9 @@ def _judge_unknown(run: RunState, facts: GroupFacts) -> Pushed | None:
 def _judge(run: RunState, task: Task, facts: GroupFacts) -> Pushed | None:
     """Tell whether the task still wants this attempt's result; attempt 0 is a push without a lease."""
     attempt = _attempt(facts)
-    if facts.generation < task.generation:
+    if facts.incarnation < task.incarnation:
         return _counted(run, facts, PushKind.CLOSED)
-    if facts.generation > task.generation:
+    if facts.incarnation > task.incarnation:
         if not facts.lease_id:
             return _counted(run, facts, PushKind.CLOSED)
         return _pushed(facts, PushKind.UNKNOWN_LEASE)
@@ -165,7 +165,7 @@ def _block(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed:
     lease = task.lease if task is not None and task.lease_id == facts.lease_id else None
     if task is not None and lease is not None and lease.expiry >= run.now:
         prolong(run, task)
-    return Pushed(PushKind.BLOCKED, group_id(facts.task_id, facts.generation), payload_key)
+    return Pushed(PushKind.BLOCKED, group_id(facts.task_id, facts.incarnation), payload_key)
 
 
 def give_up(run: RunState) -> None:
@@ -193,7 +193,7 @@ def _complete(run: RunState, facts: GroupFacts, payload_key: str) -> Group:
     run.leaseless |= not task.accepted_attempt
     is_last_lease = 0 < task.attempt == task.accepted_attempt
     run.totals.accept(facts, run.now - task.granted_ms if is_last_lease else None)
-    task.continuation = None
+    task.partial_rollout = None
     run.environments.add(facts.environment)
     group = run.new_group(task, facts, payload_key)
     if has_filter(run.policy):
@@ -228,9 +228,9 @@ def _counted(run: RunState, facts: GroupFacts, kind: PushKind) -> Pushed:
 
 
 def _pushed(facts: GroupFacts, kind: PushKind) -> Pushed:
-    return Pushed(kind, group_id(facts.task_id, facts.generation))
+    return Pushed(kind, group_id(facts.task_id, facts.incarnation))
 
 
 def _named(facts: GroupFacts, field: str, value: object, limit: str) -> Pushed:
-    name = group_id(facts.task_id, facts.generation)
+    name = group_id(facts.task_id, facts.incarnation)
     return Pushed(PushKind.INVALID, name, field=field, value=str(value), limit=limit)

@@ -1,7 +1,7 @@
 """Parts of a run: tasks, leases, groups, workers, publishes, payloads.
 
 Invariants: a task has a lease exactly while it is leased, and an accepted attempt exactly while it is completed;
-versions of groups, leases and continuations are those of the present timeline.
+versions of groups, leases and partial rollouts are those of the present timeline.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,16 @@ _written = count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation:
+class PartialRollout:
     """Work that an interrupted attempt left behind; head None: no tokens yet."""
 
     body: bytes
     head: int | None
     tokens: int
 
-    def clamped(self, version: int) -> "Continuation":
+    def clamped(self, version: int) -> "PartialRollout":
         """Make the same in a timeline that forked at `version`."""
-        return self if self.head is None else Continuation(self.body, min(self.head, version), self.tokens)
+        return self if self.head is None else PartialRollout(self.body, min(self.head, version), self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +54,37 @@ class Task:
     spec: bytes = b""
     leaseless: bool = False
     state: str = NEW
-    generation: int = 0
+    incarnation: int = 0
     attempt: int = 0
     failures: int = 0
     came_back: bool = False
     """It was leased or completed before; such tasks go ahead of fresh ones."""
     not_before: int = 0
     """Earliest time of the next lease, ms."""
-    continuation: Continuation | None = None
+    partial_rollout: PartialRollout | None = None
     lease: Lease | None = None
     lease_head: int = 0
     """While leased: the oldest version that its group can have tokens of."""
     granted_ms: int = 0
     """Time when its last lease was given."""
     accepted_attempt: int | None = None
-    """The attempt whose group was accepted for this generation; 0 without a lease."""
+    """The attempt whose group was accepted for this incarnation; 0 without a lease."""
 
     @property
     def lease_id(self) -> str:
         """Id of the present, or last, lease."""
-        return str(LeaseId(self.task_id, self.generation, self.attempt))
+        return str(LeaseId(self.task_id, self.incarnation, self.attempt))
 
     @property
     def is_open(self) -> bool:
-        """Tell whether a result for its generation would be accepted."""
+        """Tell whether a result for its incarnation would be accepted."""
         return self.state in {TaskState.PENDING, TaskState.LEASED}
 
     def clamp(self, version: int) -> None:
         """The timeline forked at `version`: nothing newer exists any more."""
         self.lease_head = min(self.lease_head, version)
-        if self.continuation is not None:
-            self.continuation = self.continuation.clamped(version)
+        if self.partial_rollout is not None:
+            self.partial_rollout = self.partial_rollout.clamped(version)
 
 
 @dataclass(slots=True, eq=False)

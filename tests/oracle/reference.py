@@ -136,7 +136,7 @@ class ReferenceModel(EvaluationOperations):
         *,
         seen_revision: Revision = NO_REVISION,
     ) -> ops.Returned:
-        """Return leases with their continuations."""
+        """Return leases with their partial rollouts."""
         return leasing.give_back(self._begin(run_id, seen_revision), worker_id, instance_id, returns)
 
     def expire(self, run_id: str) -> int:
@@ -183,7 +183,7 @@ class ReferenceModel(EvaluationOperations):
     # ── batches ──
 
     def pull(self, run_id: str, pull: ops.Pull, *, seen_revision: Revision = NO_REVISION) -> ops.Batch | ops.Short:
-        """Close a round of a step, or return the stored one."""
+        """Close a micro-batch of a step, or return the stored one."""
         batches.check_rank(pull)
         return batches.pull(self._begin(run_id, seen_revision), pull)
 
@@ -192,17 +192,17 @@ class ReferenceModel(EvaluationOperations):
         bodies = self._known(run_id).payloads.bodies
         return [bodies.get(key) for key in payload_keys]
 
-    def report_lost(self, run_id: str, epoch: int, step: int, payload_keys: Sequence[str]) -> None:
+    def report_lost(self, run_id: str, term: int, step: int, payload_keys: Sequence[str]) -> None:
         """Settle groups of a step as lost and reopen their tasks."""
-        batches.report_lost(self._begin(run_id), epoch, step, frozenset(payload_keys))
+        batches.report_lost(self._begin(run_id), term, step, frozenset(payload_keys))
 
     # ── progress ──
 
     def commit(
-        self, run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+        self, run_id: str, term: int, through_step: int, *, seen_revision: Revision = NO_REVISION
     ) -> tuple[Revision, int]:
         """Settle delivered groups as trained; returns (revision, committed_steps)."""
-        return progress.commit(self._begin(run_id, seen_revision), epoch, through_step)
+        return progress.commit(self._begin(run_id, seen_revision), term, through_step)
 
     def publish(self, run_id: str, publish: ops.Publish, *, seen_revision: Revision = NO_REVISION) -> ops.Published:
         """Publish and commit in one decision."""
@@ -215,10 +215,10 @@ class ReferenceModel(EvaluationOperations):
         return progress.plan_collective(self._begin(run_id, seen_revision), plan)
 
     def checkpoint(
-        self, run_id: str, epoch: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+        self, run_id: str, term: int, through_step: int, *, seen_revision: Revision = NO_REVISION
     ) -> tuple[Revision, int]:
         """Free replay data and tombstones; returns (revision, checkpointed_steps)."""
-        return progress.checkpoint(self._begin(run_id, seen_revision), epoch, through_step)
+        return progress.checkpoint(self._begin(run_id, seen_revision), term, through_step)
 
     def resume(self, run_id: str, resume: ops.Resume) -> ops.Resumed:
         """Take the run over; clears a pause."""
@@ -242,7 +242,7 @@ class ReferenceModel(EvaluationOperations):
     def report_engine(
         self, run_id: str, report: ops.EngineReport, *, seen_revision: Revision = NO_REVISION
     ) -> ops.EngineReported:
-        """Record an engine's state; give or take back its place among those that are out of service for a load."""
+        """Record an engine's state; give or take back its permit to be out of service for a load."""
         run = self._begin(run_id, seen_revision)
         run.totals.engine(report)
         if run.engines.report(report, run.now):
@@ -257,9 +257,9 @@ class ReferenceModel(EvaluationOperations):
         invariants.check(self._known(run_id))
 
     def stored_bodies(self, run_id: str) -> int:
-        """Count how many payloads and continuations something refers to."""
+        """Count how many payloads and partial rollouts something refers to."""
         run = self._known(run_id)
-        return len(run.payloads.bodies) + sum(task.continuation is not None for task in run.tasks.values())
+        return len(run.payloads.bodies) + sum(task.partial_rollout is not None for task in run.tasks.values())
 
     def _control(self, run_id: str, *, held: bool | None = None, draining: bool | None = None) -> Revision:
         """An operator's word; None leaves a switch as it is."""

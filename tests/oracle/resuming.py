@@ -1,6 +1,6 @@
 """Resume: a trainer takes the run over.
 
-Invariants: a resume raises the epoch and puts the clock back to the version that belongs to its step; versions that
+Invariants: a resume raises the term and puts the clock back to the version that belongs to its step; versions that
 only the abandoned timeline has count as that one from then on; operators' switches stay.
 """
 
@@ -51,23 +51,23 @@ def resume(run: RunState, request: Resume) -> Resumed:
         run.rolled_back, run.seen_revision = False, 0
     run.changed = True
     reply = Resumed(
-        run.settle(), run.epoch, next_step, run.next_step, run.published.version, run.cursor, run.feeder_state
+        run.settle(), run.term, next_step, run.next_step, run.published.version, run.cursor, run.feeder_state
     )
     run.last_resume = (request.request_id, reply)
     return reply
 
 
 def _rewind_clock(run: RunState, next_step: int) -> None:
-    """A new epoch starts from the version that belongs to next_step; what came after it never was."""
+    """A new term starts from the version that belongs to next_step; what came after it never was."""
     run.publishes = [p for p in run.publishes if p.committed_steps <= next_step]
     fork = run.publishes[-1] if run.publishes else NOTHING_PUBLISHED
-    run.epoch += 1
-    run.published = WeightVersion(run.epoch, fork.version)
+    run.term += 1
+    run.published = WeightVersion(run.term, fork.version)
     run.manifest = fork.manifest
     run.plan = None
     run.totals.trainer = None
     run.totals.snapshots.clear()
-    run.timeline.fork(run.epoch, fork.version)
+    run.timeline.fork(run.term, fork.version)
     run.queue.clamp(fork.version)
     for step in run.steps.values():
         for group in step.groups:

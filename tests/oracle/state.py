@@ -22,12 +22,12 @@ from buffer_service.domain.timeline import next_train_version
 from buffer_service.rules.pauses import Pause
 from buffer_service.rules.statistics import STATISTICS
 from buffer_service.rules.transitions import GroupState, TaskState
-from buffer_wire.errors import FailureBudgetExceeded, RunPaused, StaleEpoch
+from buffer_wire.errors import FailureBudgetExceeded, RunPaused, StaleTerm
 from buffer_wire.revision import NO_REVISION, Revision
 from tests.oracle.engines import Engines
 from tests.oracle.evaluation_book import Book
 from tests.oracle.leases import LeaseBook
-from tests.oracle.line import Line
+from tests.oracle.line import PushLine
 from tests.oracle.pending import PendingTasks
 from tests.oracle.queue import GroupQueue
 from tests.oracle.records import Group, Payloads, PublishedAt, Task
@@ -74,8 +74,8 @@ class RunState:
     """True while an operator holds it."""
     draining: bool = False
 
-    epoch: int = 1
-    published: WeightVersion = WeightVersion(epoch=1, version=0)  # noqa: RUF009 (frozen)
+    term: int = 1
+    published: WeightVersion = WeightVersion(term=1, version=0)  # noqa: RUF009 (frozen)
     manifest: bytes = b""
     plan: PlanCollective | None = None
     """Plan of weights newer than the published ones."""
@@ -90,8 +90,8 @@ class RunState:
     """Steps that the last publish covered."""
     world_size: int = 0
     steps: dict[int, Step] = field(default_factory=dict)
-    """Steps from checkpointed_steps to below next_step; and next_step, the open one, while its rounds are not all
-    closed.
+    """Steps from checkpointed_steps to below next_step; and next_step, the open one, while its micro-batches are not
+    all closed.
     """
     retained_bytes: int = 0
     """Payload bytes of the trained steps that are retained."""
@@ -106,7 +106,7 @@ class RunState:
     pending: PendingTasks = field(default_factory=PendingTasks)
     leases: LeaseBook = field(default_factory=LeaseBook)
     queue: GroupQueue = field(default_factory=GroupQueue)
-    line: Line = field(default_factory=Line)
+    line: PushLine = field(default_factory=PushLine)
     mixture: Mixture = field(init=False)
     lease_turns: Stride = field(default_factory=Stride)
     queue_turns: Stride = field(default_factory=Stride)
@@ -190,12 +190,12 @@ class RunState:
 
     # ── checks that operations share ──
 
-    def require_epoch(self, epoch: int) -> None:
+    def require_term(self, term: int) -> None:
         """Refuse a trainer that was superseded, or whose run of this name was deleted."""
         claim = self.claim
         is_of_another_run = claim and claim.proof and claim.proof != prove(self.secret, claim).proof
-        if epoch != self.epoch or is_of_another_run:
-            raise StaleEpoch(epoch, self.epoch)
+        if term != self.term or is_of_another_run:
+            raise StaleTerm(term, self.term)
 
     def require_store(self) -> None:
         """Refuse while acknowledged writes are known to be lost."""
@@ -238,8 +238,8 @@ class RunState:
         self.pending.add(task)
 
     def start_anew(self, task: Task) -> None:
-        """A task whose group is gone is generated again from nothing, as the next generation."""
-        task.generation += 1
+        """A task whose group is gone is generated again from nothing, as the next incarnation."""
+        task.incarnation += 1
         task.attempt = 0
         task.failures = 0
         task.accepted_attempt = None
@@ -320,13 +320,13 @@ class RunState:
     def new_group(self, task: Task, facts: GroupFacts, payload_key: str) -> Group:
         """A group that is about to be accepted, its versions as of now."""
         return Group(
-            group_id=group_id(task.task_id, task.generation),
+            group_id=group_id(task.task_id, task.incarnation),
             facts=facts,
             task=task,
             sequence=self.next_sequence(),
             head=self.timeline.effective(facts.head),
             tail=self.timeline.effective(facts.tail),
-            mean_milli=self.timeline.effective_milli(facts.mean_milli, facts.tail.epoch),
+            mean_milli=self.timeline.effective_milli(facts.mean_milli, facts.tail.term),
             version_tokens=[(self.timeline.effective(made), tokens) for made, tokens in facts.version_tokens],
             payload_key=payload_key,
         )

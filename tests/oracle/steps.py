@@ -1,7 +1,8 @@
-"""Steps: what the trainer's batches are made of, round by round.
+"""Steps: what the trainer's batches are made of, micro-batch by micro-batch.
 
-Invariants: a whole batch is one round; a streamed step keeps the form of its first round until it is complete; a round
-never changes, except that a lost group leaves it and that it is split again for another world size.
+Invariants: a whole batch is one micro-batch; a streamed step keeps the form of its first micro-batch until it is
+complete; a micro-batch never changes, except that a lost group leaves it and that it is split again for another world
+size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,13 +14,13 @@ from tests.oracle.rules.sharding import shard
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Form of a step, fixed with its first round."""
+    """Form of a step, fixed with its first micro-batch."""
 
     train_version: int
     target: int
     """Groups of a full step."""
     micro_groups: int
-    """Groups of a rank in a round; 0: one round, a whole batch."""
+    """Groups of a rank in a micro-batch; 0: one micro-batch, a whole batch."""
     token_budget: int
     """Tokens of a full step, 0 for no such bound."""
     equal: bool
@@ -27,12 +28,12 @@ class Form:
 
     @property
     def streamed(self) -> bool:
-        """Tell whether it comes in rounds."""
+        """Tell whether it comes in micro-batches."""
         return self.micro_groups > 0
 
 
 @dataclass(slots=True, eq=False)
-class Round:
+class MicroBatch:
     """Groups that closed together, by rank, and how stale they were then."""
 
     shards: list[list[Group]]
@@ -67,30 +68,30 @@ class Round:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A step of which at least one round is closed."""
+    """A step of which at least one micro-batch is closed."""
 
     step: int
     form: Form
-    rounds: list[Round] = field(default_factory=list)
+    micro_batches: list[MicroBatch] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:
-        """Ranks that its first round is split for."""
-        return self.rounds[0].world_size
+        """Ranks that its first micro-batch is split for."""
+        return self.micro_batches[0].world_size
 
     @property
     def groups(self) -> list[Group]:
         """All groups that it has by now, in order of sequence."""
-        return sorted((group for one in self.rounds for group in one.groups), key=lambda group: group.sequence)
+        return sorted((group for one in self.micro_batches for group in one.groups), key=lambda group: group.sequence)
 
     @property
     def bytes(self) -> int:
         """Their payload bytes."""
-        return sum(group.facts.size_bytes for one in self.rounds for group in one.groups)
+        return sum(group.facts.size_bytes for one in self.micro_batches for group in one.groups)
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the round that just closed was its last."""
+        """Tell whether the micro-batch that just closed was its last."""
         if not self.form.streamed:
             return True
         groups = self.groups

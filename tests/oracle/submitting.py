@@ -13,7 +13,7 @@ DRAINING = "draining"
 
 def submit(run: RunState, request: Submit) -> Submitted:
     """Add tasks and move the cursor; a repeat of the last request gets its reply again."""
-    run.require_epoch(request.epoch)
+    run.require_term(request.term)
     if run.paused:
         raise RunPaused(run.run_id, run.paused)
     if run.draining:

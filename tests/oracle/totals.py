@@ -1,7 +1,7 @@
 """Measures of a run: totals that only grow, and how they were at the last publishes.
 
 Invariants: a total that grows does not by itself change the run for those who watch its revision; the snapshots are of
-one policy and one epoch.
+one policy and one term.
 """
 
 from collections import Counter, deque
@@ -32,7 +32,7 @@ class Totals:
     engine_reloads: dict[str, Sequence[int]] = field(default_factory=dict)
     """Reloads as reported last."""
     trainer: dict[str, int] | None = None
-    """Times that the trainer of this epoch said last."""
+    """Times that the trainer of this term said last."""
     snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=WINDOW_VERSIONS + 1))
 
     # ── groups ──
@@ -49,7 +49,7 @@ class Totals:
             _add(self.sums, "generation_ms", generation_ms)
 
     def assemble(self, group: Group, train_version: int) -> None:
-        """A group enters a round."""
+        """A group enters a micro-batch."""
         facts = group.facts
         for name, amount in _amounts(facts).items():
             _add(self.sums, f"assembled_{name}", amount)

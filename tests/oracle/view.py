@@ -16,7 +16,7 @@ def view(run: RunState, now: int) -> RunView:
         policy=run.policy,
         revision=run.revision,
         created_ms=run.created_ms,
-        epoch=run.epoch,
+        term=run.term,
         published=run.published,
         next_step=run.next_step,
         committed_steps=run.committed_steps,

@@ -92,7 +92,7 @@ def test_an_engine_that_is_not_well_stands_out_and_comes_first(screen: Screen, n
 
 FALLEN_SILENT = """async (name) => {
   const { showFleet } = await import("/page/fleet.js");
-  const loaded = { epoch: 1, version: 3 };
+  const loaded = { term: 1, version: 3 };
   const engine = { worker_id: "w", state: "ready", loaded, membership: 0, prepared: null, reloads: 0 };
   const well = { ...engine, last_reload_ms: 0, errors: 0, last_error: "", engine_id: "a", silent_ms: 0 };
   showFleet({ run_id: "r", published: loaded, engines: [well, { ...well, engine_id: name, silent_ms: 45000 }] }, 20000);

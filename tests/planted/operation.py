@@ -96,7 +96,7 @@ def count_payloads(run_id: str) -> Command[tuple[Revision, int, int]]:
         Edit(
             "buffer_service/security/roles.py",
             at='        "ContinueRun": _TRAINER,\n',
-            put='        "CountPayloads": _LOOK,\n',
+            put='        "CountPayloads": _READ,\n',
         ),
         Edit(
             "trainer_client/client/requests.py",

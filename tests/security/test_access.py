@@ -74,7 +74,7 @@ def test_another_machine_is_not(target: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are read again when a token is refused, and not because time has passed."""
-    monkeypatch.setattr(access_module, "LOOK_S", float("inf"))
+    monkeypatch.setattr(access_module, "POLL_S", float("inf"))
 
 
 @pytest.mark.usefixtures("no_looks")

@@ -64,7 +64,7 @@ def until_refused(guarded: Guarded, token: str) -> None:
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients read their token file again when a token is refused, and not because time has passed."""
-    monkeypatch.setattr(access_module, "LOOK_S", float("inf"))
+    monkeypatch.setattr(access_module, "POLL_S", float("inf"))
 
 
 @pytest.mark.usefixtures("no_looks")
@@ -134,14 +134,14 @@ async def test_a_worker_goes_on_watching_with_a_new_token(guarded: Guarded, tmp_
     service = ServiceClient(guarded.service.address, "math-watch", instance_id="i", timeout_s=20, access=access)
     async with AsyncBufferClient(guarded.service.address, trainer) as client, asyncio.timeout(60):
         await client.create_run("math-watch")
-        epoch = (await client.resume("math-watch")).epoch
+        term = (await client.resume("math-watch")).term
         watcher = WeightWatcher(service)
         watching = asyncio.create_task(watcher.run())
         await watcher.changes.until(lambda: watcher.latest is not None)
         await asyncio.to_thread(rotation.replace)
         # The next version ends the stream of the old token.
-        await client.publish("math-watch", epoch=epoch, version=1)
-        await watcher.changes.until(lambda: watcher.latest is not None and watcher.latest.version == Version(epoch, 1))
+        await client.publish("math-watch", term=term, version=1)
+        await watcher.changes.until(lambda: watcher.latest is not None and watcher.latest.version == Version(term, 1))
         assert not watching.done()
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -169,8 +169,8 @@ def test_a_stream_whose_token_is_revoked_ends(guarded: Guarded, channel: grpc.Ch
             for _ in pushed:
                 pass
         assert isinstance(rpc_error(refused.value), Unauthenticated)
-        epoch = client.resume("math-brief").epoch
-        client.publish("math-brief", epoch=epoch, version=1)
+        term = client.resume("math-brief").term
+        client.publish("math-brief", term=term, version=1)
         with pytest.raises(grpc.RpcError) as ended:
             for _ in watch:
                 pass

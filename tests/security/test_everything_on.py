@@ -74,7 +74,7 @@ def test_a_trainer_gets_in_and_nobody_without_a_certificate(closed: Closed) -> N
         assert client.create_run("math").run_id == "math"
         # Streams too.
         with pytest.raises(RolloutBufferError, match="not ready"):
-            client.pull("math", epoch=client.resume("math").epoch, step=0, timeout_s=0.2)
+            client.pull("math", term=client.resume("math").term, step=0, timeout_s=0.2)
     without = ClientOptions(token_file=whole.token_file, tls_ca=whole.tls_ca, timeout_s=0.5, attempt_timeout_s=5)
     with BufferClient(closed.service.address, without) as client:
         with pytest.raises(RolloutBufferError) as refused:

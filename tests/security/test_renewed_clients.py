@@ -83,7 +83,7 @@ def access(authority: Authority, issued: dict[str, Certificate], tmp_path: Path)
 
 @pytest.fixture(autouse=True)
 def looks_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_files, "LOOK_S", 0.0)
+    monkeypatch.setattr(tls_files, "POLL_S", 0.0)
 
 
 def replace(access: Access, by: Certificate) -> None:

@@ -24,7 +24,7 @@ def engine_report(**fields: Any) -> weights_pb2.EngineReport:
         "engine_id": "engine-0",
         "worker_id": "worker",
         "state": weights_pb2.ENGINE_STATE_READY,
-        "loaded": common_pb2.WeightVersion(epoch=1),
+        "loaded": common_pb2.WeightVersion(term=1),
         **fields,
     }
     return weights_pb2.EngineReport(**values)

@@ -7,10 +7,10 @@ import pytest
 from buffer_service.domain import ops
 from buffer_service.domain.ops import Amount, EngineReport, WeightVersion
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.diagnosis import Situation, waits_on
 from tests.support.views import make_view
 
-IDLE = Standing(paused="", queued=0, needed=4, pending=0, leased=0, engines=())
+IDLE = Situation(paused="", queued=0, needed=4, pending=0, leased=0, engines=())
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ IDLE = Standing(paused="", queued=0, needed=4, pending=0, leased=0, engines=())
             "an operator: more tasks failed than the policy's failure_budget allows",
         ),
         ({"queued": 4}, "the trainer: 4 groups are queued, 4 make a batch"),
-        ({"queued": 5, "portion": "round"}, "the trainer: 5 groups are queued, 4 make a round"),
+        ({"queued": 5, "unit": "micro-batch"}, "the trainer: 5 groups are queued, 4 make a micro-batch"),
         ({"queued": 1, "ready": True}, "the trainer: 1 group is queued, whose tokens make a batch"),
         ({"queued": 4, "draining": True}, "the trainer: 4 groups are queued, 4 make a batch"),
         (
@@ -71,8 +71,8 @@ def test_an_engine_that_has_been_silent_for_a_minute_counts_no_more() -> None:
         return EngineReport(name, "w", state, WeightVersion(1, 3), 0, 0, "", 0, silent_ms=silent_ms)
 
     engines = [report("a", "ready", 60_000), report("b", "ready", 59_999), report("c", "stopped", 90_000)]
-    standing = Standing.of(make_view(engines=engines))
-    assert (standing.engines, standing.silent) == ([("b", "ready", 3)], 1)
+    situation = Situation.of(make_view(engines=engines))
+    assert (situation.engines, situation.silent) == ([("b", "ready", 3)], 1)
 
 
 FILTERING = RunPolicy(batch_groups=4, filter_equal_rewards=True)
@@ -82,7 +82,7 @@ STARVED = {"recent_acceptance_ppm": 30_000, "filtered_equal_rewards": 812, "filt
 def test_a_filter_that_lets_too_little_through_is_named_with_its_reasons() -> None:
     view = make_view(FILTERING, tasks={"leased": 4}, statistics=STARVED)
     words = "the filter: 97% of the recent groups are filtered (so far 812 for equal_rewards)"
-    assert waits_on(Standing.of(view)) == words
+    assert waits_on(Situation.of(view)) == words
 
 
 def test_a_filter_is_not_blamed_when_enough_passes_or_none_is_set() -> None:
@@ -90,40 +90,40 @@ def test_a_filter_is_not_blamed_when_enough_passes_or_none_is_set() -> None:
     switched_off = make_view(RunPolicy(batch_groups=4), tasks={"leased": 4}, statistics=STARVED)
     never = make_view(replace(FILTERING, min_acceptance_milli=0), tasks={"leased": 4}, statistics=STARVED)
     for view in (enough, switched_off, never):
-        assert waits_on(Standing.of(view)) == "generation: 4 tasks are being generated"
+        assert waits_on(Situation.of(view)) == "generation: 4 tasks are being generated"
 
 
 def test_a_quota_that_uncommitted_batches_fill_is_waited_for_at_the_trainer() -> None:
     policy = RunPolicy(batch_groups=4, quota_groups=10)
     held = {"delivered": Amount(groups=8), "queued": Amount(groups=2)}
     view = make_view(policy, groups=held, tasks={"leased": 1})
-    assert waits_on(Standing.of(view)) == (
+    assert waits_on(Situation.of(view)) == (
         "the trainer's commits: what is queued, forming and delivered fills quota_groups (10)"
     )
     room = make_view(policy, groups={**held, "queued": Amount(groups=1)}, tasks={"leased": 1})
-    assert waits_on(Standing.of(room)) == "generation: 1 task is being generated"
+    assert waits_on(Situation.of(room)) == "generation: 1 task is being generated"
 
 
 def test_a_queue_that_is_full_before_it_holds_a_batch_is_an_operators_affair() -> None:
     policy = RunPolicy(batch_groups=4, max_queued_tokens=1_000)
     view = make_view(policy, groups={"queued": Amount(groups=2, tokens=800)}, tasks={"leased": 4})
-    assert waits_on(Standing.of(view)) == (
+    assert waits_on(Situation.of(view)) == (
         "an operator: 2 queued groups fill max_queued_tokens (1000), and 4 make a batch"
     )
 
 
-def test_a_round_is_ready_before_its_batch() -> None:
+def test_a_micro_batch_is_ready_before_its_batch() -> None:
     policy = RunPolicy(batch_groups=16, micro_batch_groups=2, max_queued_groups=8)
     view = make_view(policy, groups={"queued": Amount(groups=4)}, world_size=2)
-    assert waits_on(Standing.of(view)) == "the trainer: 4 groups are queued, 4 make a round"
+    assert waits_on(Situation.of(view)) == "the trainer: 4 groups are queued, 4 make a micro-batch"
     last = make_view(policy, groups={"queued": Amount(groups=1), "forming": Amount(groups=15)}, world_size=2)
-    assert waits_on(Standing.of(last)) == "the trainer: 1 group is queued, 1 make a round"
+    assert waits_on(Situation.of(last)) == "the trainer: 1 group is queued, 1 make a micro-batch"
 
 
 def test_a_token_budget_makes_a_batch_of_fewer_groups_ready() -> None:
     policy = RunPolicy(batch_groups=16, batch_tokens=500)
     view = make_view(policy, groups={"queued": Amount(groups=3, tokens=501)})
-    assert waits_on(Standing.of(view)) == "the trainer: 3 groups are queued, whose tokens make a batch"
+    assert waits_on(Situation.of(view)) == "the trainer: 3 groups are queued, whose tokens make a batch"
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ def test_a_token_budget_makes_a_batch_of_fewer_groups_ready() -> None:
 )
 def test_a_trainer_that_runs_ahead_of_its_publishes_is_named(policy: RunPolicy, words: str) -> None:
     ahead = make_view(policy, tasks={"pending": 9}, published=ops.WeightVersion(1, 6), next_step=8, committed_steps=6)
-    assert words in waits_on(Standing.of(ahead))
+    assert words in waits_on(Situation.of(ahead))
     published = make_view(
         policy, tasks={"pending": 9}, published=ops.WeightVersion(1, 6), next_step=7, committed_steps=6
     )
-    assert "the trainer" not in waits_on(Standing.of(published))
+    assert "the trainer" not in waits_on(Situation.of(published))
     committing = replace(ahead, committed_steps=8)
-    assert words in waits_on(Standing.of(committing))
-    assert "2 steps are assembled and not published, 2 of them committed" in waits_on(Standing.of(committing))
+    assert words in waits_on(Situation.of(committing))
+    assert "2 steps are assembled and not published, 2 of them committed" in waits_on(Situation.of(committing))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from buffer_wire.errors import EvaluationExists, InvalidField, StaleEpoch, UnknownEvaluation, UnknownLease
+from buffer_wire.errors import EvaluationExists, InvalidField, StaleTerm, UnknownEvaluation, UnknownLease
 from rollout_buffer.v1 import common_pb2, groups_pb2, runs_pb2, tasks_pb2, weights_pb2
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from tests.support.evaluations import EvaluatingWorker
@@ -26,7 +26,7 @@ def worker(rpc: Rpc, run: RunRpc) -> EvaluatingWorker:
 
 
 def submit_request(run: RunRpc, name: str, tasks: list[tasks_pb2.Task], **fields: object) -> pb.SubmitEvaluationRequest:
-    values: dict[str, Any] = {"epoch": run.epoch, **fields}
+    values: dict[str, Any] = {"term": run.term, **fields}
     return pb.SubmitEvaluationRequest(run=run.ref, eval_id=name, tasks=tasks, **values)
 
 
@@ -83,7 +83,7 @@ def test_a_task_is_given_to_no_engine_of_another_version(run: RunRpc, worker: Ev
         base_url="/weights/1", files=[weights_pb2.WeightFile(name="w", size_bytes=1, sha256=bytes(32))]
     )
     run.publish(1, manifest=weights_pb2.WeightManifest(files=files))
-    newer = common_pb2.WeightVersion(epoch=1, version=1)
+    newer = common_pb2.WeightVersion(term=1, version=1)
     reply = worker.lease(1, loaded=newer)
     assert (list(reply.leases), reply.wait) == ([], tasks_pb2.LEASE_WAIT_ENGINE_STALE)
     assert not reply.HasField("wanted")
@@ -121,7 +121,7 @@ def test_a_reader_waits_for_the_end(run: RunRpc, worker: EvaluatingWorker) -> No
 def test_a_group_with_tokens_of_other_weights_is_refused(run: RunRpc, worker: EvaluatingWorker) -> None:
     submit(worker, run, count=1)
     (lease,) = worker.lease().leases
-    error = worker.refusal(lease, version=common_pb2.WeightVersion(epoch=1, version=1))
+    error = worker.refusal(lease, version=common_pb2.WeightVersion(term=1, version=1))
     assert isinstance(error, InvalidField)
     assert error.attributes["field"] == "samples.spans.version"
     assert worker.refusal(lease, make_group("e.0", lengths=[4])).attributes["field"] == "samples"
@@ -129,20 +129,20 @@ def test_a_group_with_tokens_of_other_weights_is_refused(run: RunRpc, worker: Ev
     assert worker.finish(lease) == groups_pb2.PUSH_OUTCOME_RECORDED
 
 
-def test_a_continuation_of_an_evaluations_task_is_not_kept_and_holds_up_no_return(
+def test_a_partial_rollout_of_an_evaluations_task_is_not_kept_and_holds_up_no_return(
     run: RunRpc, worker: EvaluatingWorker
 ) -> None:
     submit(worker, run, count=1)
     (lease,) = worker.lease().leases
     made = make_group(lease.task.task_id, lengths=[4, 4], lease_id=lease.lease_id, version=lease.pinned)
-    back = tasks_pb2.LeaseReturn(lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED, continuation=made)
+    back = tasks_pb2.LeaseReturn(lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED, partial_rollout=made)
     request = tasks_pb2.ReturnLeasesRequest(
         run=run.ref, worker_id=worker.worker_id, instance_id=worker.instance_id, returns=[back]
     )
     assert worker.tasks.ReturnLeases(request, timeout=TIMEOUT_S).outcomes == [tasks_pb2.RETURN_OUTCOME_PENDING]
     (again,) = worker.lease().leases
     assert (again.task, again.attempt) == (lease.task, 2)
-    assert not again.HasField("continuation")
+    assert not again.HasField("partial_rollout")
     assert worker.finish(again) == groups_pb2.PUSH_OUTCOME_RECORDED
 
 
@@ -181,7 +181,7 @@ def test_a_repeated_submit_is_the_same_evaluation_and_another_content_a_conflict
     again = submit(worker, run)
     assert (again.created, again.evaluation.version) == (False, VERSION_0)
     assert isinstance(failure(lambda: submit(worker, run, count=3)), EvaluationExists)
-    assert isinstance(failure(lambda: submit(worker, run, "f", epoch=7)), StaleEpoch)
+    assert isinstance(failure(lambda: submit(worker, run, "f", term=7)), StaleTerm)
     error = failure(lambda: submit(worker, run, "f", version=9))
     assert error.attributes["field"] == "version"
     error = failure(

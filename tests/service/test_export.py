@@ -81,7 +81,7 @@ async def test_every_kind_of_event_says_what_happened() -> None:
         [
             accepted(1, state="filtered"),
             record(2, "moved", 7, "t1/0", "dropped_stale"),
-            record(3, "round", 8, 4, 1, 9, ["t1/0", "t2/0"]),
+            record(3, "micro_batch", 8, 4, 1, 9, ["t1/0", "t2/0"]),
             record(4, "trained", 9, 5),
         ]
     )
@@ -102,7 +102,9 @@ async def test_every_kind_of_event_says_what_happened() -> None:
         state="filtered",
     )
     assert moved.moved == pb.GroupMoved(time_ms=7, group_id="t1/0", state="dropped_stale")
-    assert closed.round == pb.RoundClosed(time_ms=8, step=4, round=1, train_version=9, group_ids=["t1/0", "t2/0"])
+    assert closed.micro_batch == pb.MicroBatchClosed(
+        time_ms=8, step=4, micro_batch=1, train_version=9, group_ids=["t1/0", "t2/0"]
+    )
     assert trained.trained == pb.StepsTrained(time_ms=9, committed_steps=5)
 
 

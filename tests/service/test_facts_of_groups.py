@@ -29,7 +29,7 @@ def spanned(sample: pb.Sample, spans: Sequence[tuple[int, int, int]]) -> None:
     """Tile a sample's response with (version, start, end)."""
     del sample.spans[:]
     for version, start, end in spans:
-        sample.spans.add(version=common_pb2.WeightVersion(epoch=1, version=version), start=start, end=end)
+        sample.spans.add(version=common_pb2.WeightVersion(term=1, version=version), start=start, end=end)
 
 
 def test_lengths_and_rewards_are_those_of_the_samples() -> None:

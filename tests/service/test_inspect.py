@@ -50,10 +50,10 @@ def test_lists_hold_what_was_put_in_page_by_page(rpc: Rpc) -> None:
         pb.GROUP_PLACE_QUEUED, 2, 10, 8, 5,
     )  # fmt: skip
     assert (one.reward_milli, one.loss_tokens, one.bytes) == (1_000, 8, pushed[0].ByteSize())
-    assert not one.HasField("round")
+    assert not one.HasField("micro_batch")
     run.pull(0)
     of_step = groups(run, step=0)
-    assert [(one.group_id, one.place, one.round, one.rank) for one in of_step.groups] == [
+    assert [(one.group_id, one.place, one.micro_batch, one.rank) for one in of_step.groups] == [
         ("x0/0", pb.GROUP_PLACE_DELIVERED, 0, 0),
         ("x1/0", pb.GROUP_PLACE_DELIVERED, 0, 0),
     ]

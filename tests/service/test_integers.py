@@ -59,7 +59,7 @@ def filled(run: RunRpc, method: MethodDescriptor) -> Any:
 
 
 COMMON: dict[str, Any] = {
-    "epoch": 1,
+    "term": 1,
     "request_id": "r",
     "worker_id": "w",
     "instance_id": "i",

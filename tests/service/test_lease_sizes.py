@@ -1,4 +1,4 @@
-"""Leases with large continuations: their replies stay below the message limit."""
+"""Leases with large partial rollouts: their replies stay below the message limit."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.service import running_service
 
 MIB = 1 << 20
 TOKENS = 100_000
-"""Tokens of one continuation: 9 bytes each."""
+"""Tokens of one partial rollout: 9 bytes each."""
 
 
 @pytest.fixture
@@ -23,19 +23,21 @@ def small(tmp_path: Path) -> Iterator[Rpc]:
         client.channel.close()
 
 
-def test_large_continuations_are_leased_again_one_by_one(small: Rpc) -> None:
+def test_large_partial_rollouts_are_leased_again_one_by_one(small: Rpc) -> None:
     run = small.create()
     names = [f"task-{number}" for number in range(4)]
     run.submit([make_task(name) for name in names])
     for lease in run.lease(4).leases:
         kept = make_group(lease.task.task_id, lengths=(TOKENS,))
         assert MIB // 2 < kept.ByteSize() < MIB
-        back = tasks_pb2.LeaseReturn(lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED, continuation=kept)
+        back = tasks_pb2.LeaseReturn(
+            lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED, partial_rollout=kept
+        )
         request = tasks_pb2.ReturnLeasesRequest(
             run=run.ref, worker_id=run.worker_id, instance_id=run.instance_id, returns=[back]
         )
         small.tasks.ReturnLeases(request, timeout=TIMEOUT_S)
     replies = [run.lease(4) for _ in names]
     assert [[lease.task.task_id for lease in reply.leases] for reply in replies] == [[name] for name in names]
-    assert all(reply.leases[0].HasField("continuation") for reply in replies)
+    assert all(reply.leases[0].HasField("partial_rollout") for reply in replies)
     assert [reply.wait for reply in replies[:3]] == [tasks_pb2.LEASE_WAIT_UNSPECIFIED] * 3

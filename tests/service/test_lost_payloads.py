@@ -64,7 +64,7 @@ def test_the_task_of_a_lost_group_is_started_anew(rpc: Rpc, store: StoreServer) 
     batch, delivered = run.pull(0)
     assert (batch.total_groups, delivered) == (0, [])
     again = run.lease().leases[0]
-    assert (again.task.task_id, again.generation) == ("a", 1)
+    assert (again.task.task_id, again.incarnation) == ("a", 1)
 
 
 def test_a_loss_found_in_the_middle_of_a_stream_ends_it_for_a_retry(rpc: Rpc, store: StoreServer) -> None:

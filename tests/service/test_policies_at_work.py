@@ -154,24 +154,24 @@ def test_the_gate_can_go_by_the_mean_version(rpc: Rpc) -> None:
     assert run.get().groups.dropped_stale.groups == 1
 
 
-# ── rounds ───────────────────────────────────────────────────────────────────
+# ── micro-batches ───────────────────────────────────────────────────────────────────
 
 
-def test_a_step_is_pulled_in_rounds_as_its_groups_come(rpc: Rpc) -> None:
+def test_a_step_is_pulled_in_micro_batches_as_its_groups_come(rpc: Rpc) -> None:
     run = rpc.create(batch_groups=6, micro_batch_groups=2, max_queued_groups=8)
     run.fill(2, prefix="a")
     info, delivered = run.pull(0)
-    assert (info.step, info.round, info.final, info.total_groups, len(delivered)) == (0, 0, False, 2, 2)
+    assert (info.step, info.micro_batch, info.final, info.total_groups, len(delivered)) == (0, 0, False, 2, 2)
     state = run.get()
     assert (state.groups.forming.groups, state.next_step) == (2, 0)
-    error = failure(lambda: run.pull(0, round=1))
+    error = failure(lambda: run.pull(0, micro_batch=1))
     assert error.attributes["needed_groups"] == "2"
-    assert error.attributes["waits_on"] == "the feeder: no task is pending; round 1 of step 0 needs 2 groups"
+    assert error.attributes["waits_on"] == "the feeder: no task is pending; micro-batch 1 of step 0 needs 2 groups"
     run.fill(4, prefix="b")
-    second, _ = run.pull(0, round=1)
-    assert (second.round, second.final, second.total_groups) == (1, False, 4)
-    last, _ = run.pull(0, round=2)
-    assert (last.round, last.final, last.total_groups) == (2, True, 6)
+    second, _ = run.pull(0, micro_batch=1)
+    assert (second.micro_batch, second.final, second.total_groups) == (1, False, 4)
+    last, _ = run.pull(0, micro_batch=2)
+    assert (last.micro_batch, last.final, last.total_groups) == (2, True, 6)
     again, same = run.pull(0)
     assert again.replayed
     assert (again.total_groups, [item.sequence for item in same]) == (2, [item.sequence for item in delivered])
@@ -180,13 +180,13 @@ def test_a_step_is_pulled_in_rounds_as_its_groups_come(rpc: Rpc) -> None:
     assert run.commit(0).committed_steps == 1
 
 
-def test_rounds_are_split_over_the_ranks(rpc: Rpc) -> None:
+def test_micro_batches_are_split_over_the_ranks(rpc: Rpc) -> None:
     run = rpc.create(batch_groups=8, micro_batch_groups=2, max_queued_groups=8, equal_shards=True)
     run.fill(8)
     seen: list[str] = []
     for number in range(2):
         for rank in range(2):
-            shard = pulled(run, 0, rank=rank, world_size=2, round=number)
+            shard = pulled(run, 0, rank=rank, world_size=2, micro_batch=number)
             assert len(shard) == 2
             seen += shard
     assert sorted(seen) == sorted(f"x{i}" for i in range(8))
@@ -195,7 +195,7 @@ def test_rounds_are_split_over_the_ranks(rpc: Rpc) -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"round": 2}, "round"),
+        ({"micro_batch": 2}, "micro_batch"),
         ({"batch_groups": 0}, "batch_groups"),
         ({"batch_groups": 70_000}, "batch_groups"),
         ({"world_size": 5}, "world_size"),
@@ -217,7 +217,7 @@ def test_a_step_may_have_a_size_of_its_own(rpc: Rpc) -> None:
     run = rpc.create(batch_groups=2, max_queued_groups=8)
     run.fill(8)
     info, _ = run.pull(0, batch_groups=5)
-    assert (info.total_groups, info.final, info.round) == (5, True, 0)
+    assert (info.total_groups, info.final, info.micro_batch) == (5, True, 0)
     assert len(pulled(run, 1)) == 2
 
 
@@ -256,8 +256,8 @@ def test_a_recording_tells_what_happened_to_every_group(rpc: Rpc) -> None:
     assert accepted["x1/0"].group == kept[1]
     moved = [(record.moved.group_id, record.moved.state) for record in records if record.HasField("moved")]
     assert moved == [("x0/0", "dropped_overflow")]
-    (closed,) = [record.round for record in records if record.HasField("round")]
-    assert (closed.step, closed.round, list(closed.group_ids)) == (0, 0, ["x1/0", "x2/0"])
+    (closed,) = [record.micro_batch for record in records if record.HasField("micro_batch")]
+    assert (closed.step, closed.micro_batch, list(closed.group_ids)) == (0, 0, ["x1/0", "x2/0"])
     (trained,) = [record.trained for record in records if record.HasField("trained")]
     assert trained.committed_steps == 1
     ids = [record.event_id for record in records]
@@ -282,4 +282,4 @@ def test_a_resume_tells_where_a_streamed_step_goes_on(rpc: Rpc) -> None:
     info, again = run.pull(0)
     assert info.replayed
     assert [item.sequence for item in again] == [item.sequence for item in first]
-    assert run.pull(0, round=1)[0].final
+    assert run.pull(0, micro_batch=1)[0].final

@@ -21,7 +21,7 @@ def shown(policy: runs_pb2.RunPolicy) -> dict[str, Any]:
 
 
 def leased(run: RunRpc, loaded: int = 0) -> list[tasks_pb2.Lease]:
-    weights = common_pb2.WeightVersion(epoch=1, version=loaded)
+    weights = common_pb2.WeightVersion(term=1, version=loaded)
     return list(run.lease(max_tasks=50, loaded=weights).leases)
 
 
@@ -82,12 +82,12 @@ def test_queue_drop_keeps_the_newest(rpc: Rpc) -> None:
     assert run.get().groups.dropped_overflow.groups == 2
 
 
-def test_streaming_delivers_in_rounds(rpc: Rpc) -> None:
+def test_streaming_delivers_in_micro_batches(rpc: Rpc) -> None:
     run = rpc.create(preset="streaming(1)", batch_groups=N)
     run.fill(1)
     assert not run.pull(0)[0].final
     run.fill(1, prefix="y")
-    assert run.pull(0, round=1)[0].final
+    assert run.pull(0, micro_batch=1)[0].final
 
 
 def test_miles_docs_recycles(rpc: Rpc) -> None:
@@ -100,7 +100,7 @@ def test_miles_docs_recycles(rpc: Rpc) -> None:
     assert error.reason == "batch_not_ready"
     assert run.get().groups.recycled.groups == 1
     (again,) = leased(run, loaded=1)
-    assert (again.task.task_id, again.generation) == ("t", 1)
+    assert (again.task.task_id, again.incarnation) == ("t", 1)
 
 
 def test_a_preset_that_does_not_exist_is_refused_with_those_that_do(rpc: Rpc) -> None:

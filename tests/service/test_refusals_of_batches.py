@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"epoch": 0}, "epoch"),
+        ({"term": 0}, "term"),
         ({"world_size": 0}, "world_size"),
         ({"world_size": 4_097}, "world_size"),
         ({"rank": 1}, "rank"),
@@ -62,7 +62,7 @@ def test_a_trainer_that_was_taken_over_is_fenced_off(rpc: Rpc) -> None:
         lambda: zombie.publish(1),
     ]
     for call in calls:
-        error = refused(run, call, "stale_epoch", epoch="1", current="2")
+        error = refused(run, call, "stale_term", term="1", current="2")
         assert not error.retryable
 
 

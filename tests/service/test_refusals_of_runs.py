@@ -122,7 +122,7 @@ def test_a_store_behind_what_was_acknowledged_pauses_the_run_until_it_is_resumed
     run = rpc.create(batch_groups=1)
     acknowledged = proven(service, run.run_id, run.submit([make_task()]).revision + 1_000)
     ahead = common_pb2.RunRef(run_id=run.run_id, seen_revision=acknowledged, seen_proof=acknowledged.proof)
-    request = batches_pb2.CommitRequest(run=ahead, epoch=1, through_step=0)
+    request = batches_pb2.CommitRequest(run=ahead, term=1, through_step=0)
     error = failure(lambda: rpc.batches.Commit(request, timeout=TIMEOUT_S))
     assert (error.reason, error.attributes["seen_revision"]) == ("store_rolled_back", str(acknowledged))
     assert run.get().paused == "store_rolled_back"
@@ -130,7 +130,7 @@ def test_a_store_behind_what_was_acknowledged_pauses_the_run_until_it_is_resumed
         paused = refused(run, call, "run_paused")
         assert "store_rolled_back" in paused.attributes["why"]
     assert run.lease().wait == tasks_pb2.LEASE_WAIT_PAUSED
-    assert run.resume().epoch == 2
+    assert run.resume().term == 2
     assert run.submit([make_task()]).revision > acknowledged
 
 

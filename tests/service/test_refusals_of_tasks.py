@@ -61,8 +61,8 @@ def test_a_submit_is_checked_before_anything_is_written(rpc: Rpc) -> None:
     run.submit([make_task("a")])
     send = rpc.tasks.SubmitTasks
     cases: list[tuple[dict[str, Any], str, dict[str, str]]] = [
-        ({"epoch": 0}, "invalid_field", {"field": "epoch"}),
-        ({"epoch": 2}, "stale_epoch", {"epoch": "2", "current": "1"}),
+        ({"term": 0}, "invalid_field", {"field": "term"}),
+        ({"term": 2}, "stale_term", {"term": "2", "current": "1"}),
         ({"expected_cursor": 7, "cursor": 8}, "cursor_conflict", {"cursor": "1"}),
         ({"cursor": 0}, "invalid_field", {"field": "cursor"}),
         ({"request_id": ""}, "invalid_field", {"field": "request_id"}),
@@ -104,10 +104,10 @@ def test_a_bad_lease_request_names_its_field(rpc: Rpc, fields: dict[str, Any]) -
 
 def test_an_engine_without_weights_is_refused(rpc: Rpc) -> None:
     run = rpc.create()
-    refused(run, lambda: run.lease(loaded=None), "invalid_field", field="loaded.epoch")
+    refused(run, lambda: run.lease(loaded=None), "invalid_field", field="loaded.term")
     request = weights_pb2.ReportEngineRequest(run=run.ref, report=engine_report(loaded=None))
     refused(
-        run, lambda: rpc.weights.ReportEngine(request, timeout=TIMEOUT_S), "invalid_field", field="report.loaded.epoch"
+        run, lambda: rpc.weights.ReportEngine(request, timeout=TIMEOUT_S), "invalid_field", field="report.loaded.term"
     )
 
 
@@ -126,12 +126,12 @@ def test_a_bad_return_is_refused_as_a_whole(rpc: Rpc) -> None:
             "returns[1].error",
         ),
         (
-            tasks_pb2.LeaseReturn(lease_id="a/0/9", kind=interrupted, continuation=foreign),
-            "returns[1].continuation.task_id",
+            tasks_pb2.LeaseReturn(lease_id="a/0/9", kind=interrupted, partial_rollout=foreign),
+            "returns[1].partial_rollout.task_id",
         ),
         (
-            tasks_pb2.LeaseReturn(lease_id="a/0/9", kind=interrupted, continuation=broken),
-            "returns[1].continuation.payload",
+            tasks_pb2.LeaseReturn(lease_id="a/0/9", kind=interrupted, partial_rollout=broken),
+            "returns[1].partial_rollout.payload",
         ),
         (good, "returns[1]"),
     ):

@@ -21,7 +21,7 @@ from buffer_service.rpc.flow.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.flow.drain import Drain
 from buffer_service.rpc.flow.pushes import Pushes
 from buffer_service.rpc.flow.room import Incoming, RawContext, Room
-from buffer_service.rpc.flow.waiting import Lines
+from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_service.rpc.interceptor import Guard
 from buffer_service.rpc.janitor import Janitor
 from buffer_service.rpc.servicers.groups import GroupServicer
@@ -104,7 +104,7 @@ class SlowStore:
             "queued": 0,
         }
         return ops.Batch(
-            revision=Revision(1), step=0, round=0, final=True, train_version=0, shard=shard, **totals, **rest
+            revision=Revision(1), step=0, micro_batch=0, final=True, train_version=0, shard=shard, **totals, **rest
         )
 
     async def fetch(self, run_id: str, payload_keys: Sequence[str]) -> Sequence[ops.Buffer | None]:
@@ -129,7 +129,7 @@ async def process() -> AsyncIterator[Process]:
     store, drain, metrics = SlowStore(), Drain(), RpcMetrics(CollectorRegistry())
     as_store = cast("RunStore", store)
     room = Room(MESSAGES * MESSAGE_BYTES)
-    pushes = Pushes(as_store, Lines(cast("Notifications", None), drain), Janitor(as_store), metrics)
+    pushes = Pushes(as_store, WaitingLines(cast("Notifications", None), drain), Janitor(as_store), metrics)
     budget = ByteBudget(1 << 30)
     groups = GroupServicer(
         PushParts(as_store, pushes, budget, Incoming(room), drain, metrics, 1 << 20), StreamSlots(100)
@@ -275,8 +275,8 @@ class Reader:
     def __init__(self, puller: PullStream, reads: int) -> None:
         self.received = 0
         self._allowed = asyncio.Semaphore(reads)
-        request = batches_pb2.PullBatchRequest(run=RUN, epoch=1, step=0, world_size=1)
-        pull = ops.Pull(epoch=1, step=0, rank=0, world_size=1, train_version=None)
+        request = batches_pb2.PullBatchRequest(run=RUN, term=1, step=0, world_size=1)
+        pull = ops.Pull(term=1, step=0, rank=0, world_size=1, train_version=None)
         self.task = asyncio.create_task(puller.run(request, "r", pull, cast("RawContext", self)))
 
     def allow(self, reads: int) -> None:
@@ -291,7 +291,7 @@ class Reader:
 def puller(room: Room) -> PullStream:
     notes: Any = type("Notes", (), {"ticket": lambda *_: 0})()
     metrics = RpcMetrics(CollectorRegistry())
-    return PullStream(cast("RunStore", SlowStore()), Lines(notes, Drain()), room, metrics)
+    return PullStream(cast("RunStore", SlowStore()), WaitingLines(notes, Drain()), room, metrics)
 
 
 async def settled() -> None:

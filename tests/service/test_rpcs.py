@@ -21,7 +21,7 @@ def test_a_run_starts_with_every_field_of_its_policy_filled_in(rpc: Rpc) -> None
     assert run.policy.overflow_action == runs_pb2.OVERFLOW_ACTION_DROP_OLDEST
     assert not run.policy.HasField("max_lookahead")
     assert run.policy.lease_ttl_ms == 60_000
-    assert (run.epoch, run.published, run.next_step) == (1, VERSION_0, 0)
+    assert (run.term, run.published, run.next_step) == (1, VERSION_0, 0)
     assert run.groups.balanced
     assert run.tasks.balanced
 
@@ -70,7 +70,7 @@ def test_tasks_are_leased_as_they_were_submitted(rpc: Rpc) -> None:
     leased = run.lease(max_tasks=8)
     assert [lease.task.task_id for lease in leased.leases] == list(reply.task_ids)
     assert leased.leases[0].task == task
-    assert (leased.leases[0].generation, leased.leases[0].attempt) == (0, 1)
+    assert (leased.leases[0].incarnation, leased.leases[0].attempt) == (0, 1)
     assert leased.leases[0].ttl_ms == 60_000
     assert leased.wait == tasks_pb2.LEASE_WAIT_NO_TASKS
     assert leased.published == VERSION_0
@@ -103,29 +103,29 @@ def test_leases_are_extended_and_lost_ones_are_named(rpc: Rpc) -> None:
     assert reply.ttl_ms == 60_000
 
 
-def test_a_returned_task_comes_back_with_its_continuation(rpc: Rpc) -> None:
+def test_a_returned_task_comes_back_with_its_partial_rollout(rpc: Rpc) -> None:
     run = rpc.create()
     run.submit([make_task("a")])
     lease = run.lease().leases[0]
-    continuation = make_group("a", lease_id=lease.lease_id)
-    continuation.header.samples[1].finish_reason = groups_pb2.FINISH_REASON_ABORTED
+    partial_rollout = make_group("a", lease_id=lease.lease_id)
+    partial_rollout.header.samples[1].finish_reason = groups_pb2.FINISH_REASON_ABORTED
     request = tasks_pb2.ReturnLeasesRequest(
         run=run.ref,
         worker_id=run.worker_id,
         instance_id=run.instance_id,
         returns=[
             tasks_pb2.LeaseReturn(
-                lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED, continuation=continuation
+                lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED, partial_rollout=partial_rollout
             )
         ],
     )
     assert list(rpc.tasks.ReturnLeases(request, timeout=TIMEOUT_S).outcomes) == [tasks_pb2.RETURN_OUTCOME_PENDING]
     again = run.lease().leases[0]
     assert again.attempt == 2
-    assert again.continuation == continuation
+    assert again.partial_rollout == partial_rollout
 
 
-def test_a_continuation_without_a_token_leaves_the_earlier_one(rpc: Rpc) -> None:
+def test_a_partial_rollout_without_a_token_leaves_the_earlier_one(rpc: Rpc) -> None:
     run = rpc.create()
     run.submit([make_task("a")])
     kept = make_group("a")
@@ -134,7 +134,7 @@ def test_a_continuation_without_a_token_leaves_the_earlier_one(rpc: Rpc) -> None
     empty.header.samples[0].loss_tokens = 0
     empty.header.samples[0].finish_reason = groups_pb2.FINISH_REASON_ABORTED
     del empty.header.samples[0].spans[:]
-    for continuation in (kept, empty):
+    for partial_rollout in (kept, empty):
         lease = run.lease().leases[0]
         request = tasks_pb2.ReturnLeasesRequest(
             run=run.ref,
@@ -142,12 +142,12 @@ def test_a_continuation_without_a_token_leaves_the_earlier_one(rpc: Rpc) -> None
             instance_id=run.instance_id,
             returns=[
                 tasks_pb2.LeaseReturn(
-                    lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED, continuation=continuation
+                    lease_id=lease.lease_id, kind=tasks_pb2.RETURN_KIND_INTERRUPTED, partial_rollout=partial_rollout
                 )
             ],
         )
         rpc.tasks.ReturnLeases(request, timeout=TIMEOUT_S)
-    assert run.lease().leases[0].continuation == kept
+    assert run.lease().leases[0].partial_rollout == kept
 
 
 def test_a_failed_return_counts_and_the_last_one_fails_the_task(rpc: Rpc) -> None:
@@ -278,7 +278,7 @@ def test_a_resumed_trainer_gets_the_same_batches_again(rpc: Rpc) -> None:
     first = [run.pull(step)[1] for step in range(2)]
     run.commit(0)
     reply = run.resume()
-    assert (reply.epoch, reply.next_step, reply.next_unassembled_step, reply.cursor) == (2, 1, 2, 1)
+    assert (reply.term, reply.next_step, reply.next_unassembled_step, reply.cursor) == (2, 1, 2, 1)
     assert run.pull(1)[1] == first[1]
 
 

@@ -53,10 +53,10 @@ def test_quotas_are_shown_with_what_they_count() -> None:
 
 
 def test_cancelled_leases_and_pauses_are_counted() -> None:
-    numbers = {"leases_cancelled": 4, "continuations_beyond_spread": 2}
+    numbers = {"leases_cancelled": 4, "partial_rollouts_beyond_spread": 2}
     seen = values(make_view(statistics=numbers, paused="operator", draining=True))
     assert seen["leases_cancelled_total",] == 4
-    assert seen["continuations_beyond_spread_total",] == 2
+    assert seen["partial_rollouts_beyond_spread_total",] == 2
     assert seen["paused", "operator"] == 1
     assert seen["draining",] == 1
     assert values(make_view())["draining",] == 0

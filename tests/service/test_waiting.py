@@ -279,9 +279,9 @@ def test_a_watch_hears_of_a_publish_at_once(rpc: Rpc) -> None:
 def test_a_watch_hears_of_a_resume(rpc: Rpc) -> None:
     run = rpc.create()
     watch = streamed(rpc.weights.WatchWeights(weights_pb2.WatchWeightsRequest(run=run.ref), timeout=TIMEOUT_S))
-    assert next(watch).published.epoch == 1
+    assert next(watch).published.term == 1
     run.resume()
-    assert next(watch).published.epoch == 2
+    assert next(watch).published.term == 2
     watch.cancel()
 
 
@@ -310,7 +310,7 @@ def test_a_pull_that_waits_is_refused_when_another_trainer_resumes(service: Serv
         waiting = pool.submit(failure, lambda: zombie.pull(0, 20_000))
         open_rpcs(service, "PullBatch", 1)
         run.resume()
-        assert waiting.result(TIMEOUT_S).reason == "stale_epoch"
+        assert waiting.result(TIMEOUT_S).reason == "stale_term"
 
 
 def test_a_replayed_batch_is_there_without_waiting(rpc: Rpc) -> None:

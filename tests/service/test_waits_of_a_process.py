@@ -16,7 +16,7 @@ from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.flow.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.flow.drain import Drain
 from buffer_service.rpc.flow.pushes import Pushes
-from buffer_service.rpc.flow.waiting import Lines
+from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_service.rpc.janitor import Janitor
 from buffer_wire.errors import NotReady
 from buffer_wire.revision import NO_REVISION, Revision
@@ -65,7 +65,7 @@ async def settled() -> None:
 
 async def test_only_the_head_of_a_line_tries_again() -> None:
     notes, drain, shelf = Notes(), Drain(), Shelf()
-    lines = Lines(notes, drain)
+    lines = WaitingLines(notes, drain)
     async with asyncio.TaskGroup() as tasks:
         waits = []
         for who in "abc":
@@ -87,7 +87,7 @@ async def test_only_the_head_of_a_line_tries_again() -> None:
 
 async def test_a_hint_between_the_try_and_the_wait_is_not_missed() -> None:
     notes, shelf = Notes(), Shelf()
-    lines = Lines(notes, Drain())
+    lines = WaitingLines(notes, Drain())
     tries = 0
 
     async def attempt() -> str:
@@ -105,7 +105,7 @@ async def test_a_hint_between_the_try_and_the_wait_is_not_missed() -> None:
 
 async def test_whoever_is_not_at_the_head_when_its_time_is_up_tries_once_more() -> None:
     shelf = Shelf()
-    lines = Lines(Notes(), Drain())
+    lines = WaitingLines(Notes(), Drain())
     async with asyncio.TaskGroup() as tasks:
         head = tasks.create_task(lines.until("r", Topic.TASKS, lambda: shelf.take("head"), bool, 30))
         await settled()
@@ -117,7 +117,7 @@ async def test_whoever_is_not_at_the_head_when_its_time_is_up_tries_once_more() 
 
 async def test_lines_of_different_runs_do_not_wait_for_each_other() -> None:
     shelf = Shelf()
-    lines = Lines(Notes(), Drain())
+    lines = WaitingLines(Notes(), Drain())
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(lines.until("slow", Topic.TASKS, lambda: shelf.take("a"), bool, 30))
         await settled()
@@ -129,7 +129,7 @@ async def test_lines_of_different_runs_do_not_wait_for_each_other() -> None:
 
 async def test_a_drain_ends_waits_at_once_but_no_try() -> None:
     notes, drain, shelf = Notes(), Drain(), Shelf()
-    lines = Lines(notes, drain)
+    lines = WaitingLines(notes, drain)
     trying, finish = asyncio.Event(), asyncio.Event()
 
     async def slow() -> str:
@@ -206,7 +206,7 @@ async def test_one_token_leaves_streams_to_the_others() -> None:
 
 FACTS = ops.GroupFacts(
     task_id="t",
-    generation=0,
+    incarnation=0,
     lease_id="",
     environment="",
     samples=1,
@@ -277,7 +277,7 @@ class FullStore:
 
 def pushes_on(store: FullStore) -> tuple[Pushes, Notes, Janitor]:
     notes, janitor = Notes(), Janitor(cast("RunStore", store))
-    lines = Lines(notes, Drain())
+    lines = WaitingLines(notes, Drain())
     return Pushes(cast("RunStore", store), lines, janitor, RpcMetrics(CollectorRegistry())), notes, janitor
 
 

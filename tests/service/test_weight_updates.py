@@ -1,4 +1,4 @@
-"""Weight updates over the wire: collective plans, places of engines that load, manifests of every kind."""
+"""Weight updates over the wire: collective plans, permits of engines that load, manifests of every kind."""
 
 from typing import Any
 
@@ -62,8 +62,8 @@ def test_a_plan_of_a_trainer_that_was_taken_over_is_refused(rpc: Rpc) -> None:
     run = rpc.create()
     zombie = RunRpc(rpc, run.run_id)
     run.resume()
-    assert failure(lambda: zombie.announce(make_plan())).reason == "stale_epoch"
-    run.announce(make_plan(epoch=2))
+    assert failure(lambda: zombie.announce(make_plan())).reason == "stale_term"
+    run.announce(make_plan(term=2))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_plan_of_a_trainer_that_was_taken_over_is_refused(rpc: Rpc) -> None:
     [
         ({"version": 0}, "plan.version.version"),
         ({"version": 1 << 43}, "plan.version.version"),
-        ({"epoch": 2}, "plan.version.epoch"),
+        ({"term": 2}, "plan.version.term"),
         ({"phase": 0}, "plan.phase"),
         ({"phase": 9}, "plan.phase"),
         ({"membership": 0}, "plan.membership"),
@@ -221,7 +221,7 @@ def test_a_bad_manifest_names_its_field(rpc: Rpc, bad: weights_pb2.WeightManifes
 
 def test_a_run_shows_all_that_an_engine_reports(rpc: Rpc) -> None:
     run = rpc.create()
-    prepared = common_pb2.WeightVersion(epoch=1, version=4)
+    prepared = common_pb2.WeightVersion(term=1, version=4)
     run.report("e", membership=(1 << 53) - 1, prepared=prepared, weights_url="http://worker:9000/weights")
     (engine,) = run.get().engines
     assert (engine.membership, engine.prepared, engine.weights_url) == (
@@ -238,7 +238,7 @@ def test_a_run_shows_all_that_an_engine_reports(rpc: Rpc) -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"prepared": common_pb2.WeightVersion()}, "report.prepared.epoch"),
+        ({"prepared": common_pb2.WeightVersion()}, "report.prepared.term"),
         ({"weights_url": "worker:9000"}, "report.weights_url"),
         ({"weights_url": "http://" + "w" * 250}, "report.weights_url"),
     ],

@@ -24,8 +24,8 @@ def claim(seen: int) -> Revision:
     return prove(SECRET, seen)
 
 
-def weights(version: int, epoch: int = 1) -> ops.WeightVersion:
-    return ops.WeightVersion(epoch, version)
+def weights(version: int, term: int = 1) -> ops.WeightVersion:
+    return ops.WeightVersion(term, version)
 
 
 class Run:
@@ -34,7 +34,7 @@ class Run:
     def __init__(self, store: RedisRunStore, run_id: str = RUN) -> None:
         self.store = store
         self.run_id = run_id
-        self.epoch = 1
+        self.term = 1
         self.now = 1_000_000
         self.portion = ops.PORTION
         """Groups that one call of a pull takes at most."""
@@ -64,7 +64,7 @@ class Run:
         new = [ops.NewTask(name, 4, priority, environment, f"spec-{name}".encode()) for name, priority in pairs]
         cursor = (await self.view()).cursor
         request = ops.Submit(
-            self.epoch, request_id or f"submit-{next(self._ids)}", cursor, cursor + len(new), b"feeder", new
+            self.term, request_id or f"submit-{next(self._ids)}", cursor, cursor + len(new), b"feeder", new
         )
         return await self.store.call(commands.submit(self.run_id, request, seen_revision=claim(seen)))
 
@@ -93,13 +93,13 @@ class Run:
         *leases: ops.LeaseGrant,
         kind: ops.ReturnKind = ops.ReturnKind.INTERRUPTED,
         error: str = "",
-        continuation: bytes = b"",
+        partial_rollout: bytes = b"",
         head: ops.WeightVersion | None = None,
         tokens: int = 0,
         worker: str = "w",
         instance: str = "i",
     ) -> list[str]:
-        returns = [ops.LeaseReturn(g.lease_id, kind, error, continuation, head, tokens) for g in leases]
+        returns = [ops.LeaseReturn(g.lease_id, kind, error, partial_rollout, head, tokens) for g in leases]
         returned = await self.store.call(commands.give_back(self.run_id, worker, instance, returns))
         return [outcome.value for outcome in returned.outcomes]
 
@@ -111,7 +111,7 @@ class Run:
         head: int | ops.WeightVersion = 0,
         tail: int | ops.WeightVersion | None = None,
         tokens: int = 10,
-        generation: int | None = None,
+        incarnation: int | None = None,
         lease_id: str | None = None,
         samples: int = 4,
         size: int | None = None,
@@ -127,14 +127,18 @@ class Run:
         """A group of a lease, or without one of a task id. `mean` is in milli-versions, by default that of head and
         tail; `rewards` and `lengths` (in tokens) are what the filter sees and what is summed.
         """
-        head = head if isinstance(head, ops.WeightVersion) else weights(head, self.epoch)
+        head = head if isinstance(head, ops.WeightVersion) else weights(head, self.term)
         tail = (
-            tail if isinstance(tail, ops.WeightVersion) else weights(head.version if tail is None else tail, head.epoch)
+            tail if isinstance(tail, ops.WeightVersion) else weights(head.version if tail is None else tail, head.term)
         )
         leaseless = isinstance(source, str)
         facts = ops.GroupFacts(
             task_id=source if isinstance(source, str) else source.task_id,
-            generation=generation if generation is not None else 0 if isinstance(source, str) else source.generation,
+            incarnation=incarnation
+            if incarnation is not None
+            else 0
+            if isinstance(source, str)
+            else source.incarnation,
             lease_id=lease_id if lease_id is not None else "" if leaseless else source.lease_id,  # type: ignore[union-attr]
             environment=environment,
             samples=samples,
@@ -163,12 +167,12 @@ class Run:
     async def announce(self, *made_by: ops.WeightVersion) -> None:
         """Have a plan for what groups are said to be made by and nobody has published."""
         view = await self.view()
-        newest = max((made.version for made in made_by if made.epoch == view.epoch), default=0)
-        if newest > view.published.version and (view.epoch, newest) > self._announced:
+        newest = max((made.version for made in made_by if made.term == view.term), default=0)
+        if newest > view.published.version and (view.term, newest) > self._announced:
             await self.store.call(
-                commands.plan_collective(self.run_id, ops.PlanCollective(view.epoch, newest, b"plan-%d" % newest))
+                commands.plan_collective(self.run_id, ops.PlanCollective(view.term, newest, b"plan-%d" % newest))
             )
-            self._announced = view.epoch, newest
+            self._announced = view.term, newest
 
     async def push(self, *groups: ops.NewGroup, seen: int = 0) -> list[ops.Pushed]:
         if any(group.facts.tail.version for group in groups):
@@ -186,7 +190,7 @@ class Run:
     async def pull(
         self,
         step: int,
-        round_: int = 0,
+        micro_batch: int = 0,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -194,25 +198,25 @@ class Run:
         batch_groups: int | None = None,
         seen: int = 0,
     ) -> ops.Batch | ops.Short:
-        request = ops.Pull(self.epoch, step, rank, world_size, train_version, round_, batch_groups)
+        request = ops.Pull(self.term, step, rank, world_size, train_version, micro_batch, batch_groups)
         return await self.store.call(
             commands.pull(self.run_id, request, seen_revision=claim(seen), portion=self.portion)
         )
 
-    async def batch(self, step: int, round_: int = 0, **kwargs: Any) -> ops.Batch:
-        batch = await self.pull(step, round_, **kwargs)
+    async def batch(self, step: int, micro_batch: int = 0, **kwargs: Any) -> ops.Batch:
+        batch = await self.pull(step, micro_batch, **kwargs)
         assert isinstance(batch, ops.Batch), batch
         return batch
 
-    async def short(self, step: int, round_: int = 0, **kwargs: Any) -> ops.Short:
-        short = await self.pull(step, round_, **kwargs)
+    async def short(self, step: int, micro_batch: int = 0, **kwargs: Any) -> ops.Short:
+        short = await self.pull(step, micro_batch, **kwargs)
         assert isinstance(short, ops.Short), short
         return short
 
-    async def shards(self, step: int, round_: int = 0, *, world_size: int, **kwargs: Any) -> list[list[str]]:
+    async def shards(self, step: int, micro_batch: int = 0, *, world_size: int, **kwargs: Any) -> list[list[str]]:
         """Group ids that each rank gets."""
         ranks = range(world_size)
-        batches = [await self.batch(step, round_, rank=rank, world_size=world_size, **kwargs) for rank in ranks]
+        batches = [await self.batch(step, micro_batch, rank=rank, world_size=world_size, **kwargs) for rank in ranks]
         return [[group.group_id for group in batch.shard] for batch in batches]
 
     async def bodies(self, batch: ops.Batch) -> list[bytes]:
@@ -226,14 +230,14 @@ class Run:
             if field.startswith(f"{step}/"):
                 keys |= {text(group[0]): text(group[3]) for group in unpack(packed)}
         await self.store.call(
-            commands.report_lost(self.run_id, self.epoch, step, [keys.get(name, "") for name in names])
+            commands.report_lost(self.run_id, self.term, step, [keys.get(name, "") for name in names])
         )
 
     async def commit(self, through: int, seen: int = 0) -> tuple[int, int]:
-        return await self.store.call(commands.commit(self.run_id, self.epoch, through, seen_revision=claim(seen)))
+        return await self.store.call(commands.commit(self.run_id, self.term, through, seen_revision=claim(seen)))
 
     async def checkpoint(self, through: int, seen: int = 0) -> tuple[int, int]:
-        return await self.store.call(commands.checkpoint(self.run_id, self.epoch, through, seen_revision=claim(seen)))
+        return await self.store.call(commands.checkpoint(self.run_id, self.term, through, seen_revision=claim(seen)))
 
     async def publish(
         self,
@@ -246,7 +250,7 @@ class Run:
         """`clock`: the trainer's busy and waiting ms."""
         manifest = f"manifest-{version}".encode() if manifest is None else manifest
         said = ops.TrainerClock(*clock) if clock else None
-        request = ops.Publish(self.epoch, version, manifest, commit_through, said)
+        request = ops.Publish(self.term, version, manifest, commit_through, said)
         return await self.store.call(commands.publish(self.run_id, request, seen_revision=claim(seen)))
 
     async def resume(
@@ -259,7 +263,7 @@ class Run:
     ) -> ops.Resumed:
         request = ops.Resume(next_step, mode, request_id or f"resume-{next(self._ids)}", allow_regenerate)
         resumed = await self.store.call(commands.resume(self.run_id, request))
-        self.epoch = resumed.epoch
+        self.term = resumed.term
         return resumed
 
     async def view(self) -> ops.RunView:
@@ -279,7 +283,7 @@ class Run:
     async def queue(self) -> list[str]:
         """Ids of the queued groups, in order of sequence."""
         members: list[str] = []
-        for name in await self.command("HKEYS", index_key(self.run_id, "classes")):
+        for name in await self.command("HKEYS", index_key(self.run_id, "subqueues")):
             members += await self.members(f"q:{text(name)}")
         records = await self.queued_records()
         return [text(records[member][0]) for member in sorted(members)]
@@ -313,8 +317,8 @@ class Run:
         return {text(key) for key in await self.command("KEYS", "rb:p:*")}
 
     async def living_keys(self) -> set[str]:
-        """Payloads that something refers to: groups that are queued, gathered or assembled, continuations, pushes that
-        wait for room.
+        """Payloads that something refers to: groups that are queued, gathered or assembled, partial rollouts, pushes
+        that wait for room.
         """
         living = set(await self.members("waiting"))
         living |= {text(record[3]) for record in (await self.queued_records()).values()}
@@ -345,7 +349,7 @@ class Run:
         """Each queued group is in both indexes of its class, and only classes that hold something are named."""
         records = await self.queued_records()
         indexed: list[str] = []
-        named = {text(name) for name in await self.command("HKEYS", index_key(self.run_id, "classes"))}
+        named = {text(name) for name in await self.command("HKEYS", index_key(self.run_id, "subqueues"))}
         for name in named:
             members = await self.members(f"q:{name}")
             assert members

@@ -1,4 +1,4 @@
-"""Pulls that end in the middle of gathering a round."""
+"""Pulls that end in the middle of gathering a micro-batch."""
 
 from typing import Any
 
@@ -21,12 +21,23 @@ async def portion(
     rank: int = 0,
     world_size: int = 1,
     train_version: int = UNSET,
-    round_: int = 0,
+    micro_batch: int = 0,
     batch_groups: int = UNSET,
     again: bool = False,
 ) -> str:
     """One call of a pull's script, of a process that dies after it."""
-    request = (NO_REVISION, run.epoch, step, rank, world_size, train_version, round_, batch_groups, groups, int(again))
+    request = (
+        NO_REVISION,
+        run.term,
+        step,
+        rank,
+        world_size,
+        train_version,
+        micro_batch,
+        batch_groups,
+        groups,
+        int(again),
+    )
     return await run.store.call(Command(run.run_id, "pull", pack(*request), lambda tag, _: tag))
 
 

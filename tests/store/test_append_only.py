@@ -88,7 +88,7 @@ async def test_the_file_of_every_rewrite_and_of_every_life_is_appended_to(
 ) -> None:
     seen: list[int | None] = []
     monkeypatch.setattr(append_only, "append_always", seen.append)
-    monkeypatch.setattr(append_only, "LOOK_S", 0.01)
+    monkeypatch.setattr(append_only, "POLL_S", 0.01)
     watch = asyncio.create_task(append_only.watch(embedded))
 
     async def until_seen(count: int, pid: int | None) -> None:
@@ -123,7 +123,7 @@ async def test_who_cannot_set_the_flag_is_told_once_and_goes_on(
         raise OSError(next(answers), "")
 
     monkeypatch.setattr(append_only, "append_always", refused)
-    monkeypatch.setattr(append_only, "LOOK_S", 0.01)
+    monkeypatch.setattr(append_only, "POLL_S", 0.01)
     async with asyncio.timeout(SOON_S):
         await append_only.watch(embedded)
     assert capsys.readouterr().out.count("--durability host") == 1

@@ -32,7 +32,7 @@ async def test_a_paused_run_starts_nothing_and_ends_what_is_under_way(run: Run) 
     assert await run.give_back(b) == ["pending"]
     assert (await run.publish(1, commit_through=0)).committed_steps == 1
     assert (await run.checkpoint(0))[1] == 1
-    assert (await run.resume()).epoch == 2
+    assert (await run.resume()).term == 2
     assert (await run.view()).paused == "operator"
 
     assert await run.store.call(commands.continue_run(run.run_id)) == (await run.view()).revision

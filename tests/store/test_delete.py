@@ -32,7 +32,7 @@ async def a_run_with_everything(run: Run) -> None:
     )
     await run.submit("leased", "continued", "failed", "pending", "delayed", environment="math")
     leases = {grant.task_id: grant for grant in (await run.lease(3)).grants}
-    await run.give_back(leases["continued"], continuation=b"half", head=weights(0), tokens=3)
+    await run.give_back(leases["continued"], partial_rollout=b"half", head=weights(0), tokens=3)
     await run.give_back(leases["failed"], kind=ops.ReturnKind.FAILED)
     await run.store.call(
         commands.update_policy(
@@ -51,8 +51,8 @@ async def a_run_with_everything(run: Run) -> None:
     await run.lease(1, worker="third")
     await run.fill("a", "b", environment="math")
     await run.fill("c", "d", "e", "f", environment="code")
-    for round_ in range(3):
-        await run.batch(0, round_)
+    for micro_batch in range(3):
+        await run.batch(0, micro_batch)
     await run.publish(1, commit_through=0)
     await run.batch(1)
     await run.fill("g", "h", "i", "j")
@@ -74,7 +74,20 @@ async def test_nothing_is_left_of_a_deleted_run(run: Run) -> None:
     before = await keys(run)
     await a_run_with_everything(run)
     names = {key.rpartition("}:")[2].partition(":")[0] for key in await keys(run) if f"{{{run.run_id}}}" in key}
-    everything = {"run", "groups", "classes", "q", "a", "steps", "rounds", "chunks", "tasks", "specs", "leases", "held"}
+    everything = {
+        "run",
+        "groups",
+        "subqueues",
+        "q",
+        "a",
+        "steps",
+        "micro_batches",
+        "chunks",
+        "tasks",
+        "specs",
+        "leases",
+        "held",
+    }
     everything |= {"pending", "pending_environments", "delayed", "workers", "engines", "ended", "failures", "manifests"}
     everything |= {
         "engine_counters",
@@ -103,7 +116,7 @@ async def test_a_deleted_run_is_unknown_and_its_name_is_free(run: Run) -> None:
         with pytest.raises(UnknownRun):
             await attempt
     view = await run.create()
-    assert (view.revision, view.epoch, view.next_step) == (1, 1, 0)
+    assert (view.revision, view.term, view.next_step) == (1, 1, 0)
     await run.fill("a", "b")
     assert (await run.batch(0)).total_groups == 2
     await run.check()

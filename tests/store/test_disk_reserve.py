@@ -31,7 +31,7 @@ class Room:
 def room(monkeypatch: pytest.MonkeyPatch) -> Room:
     room = Room()
     monkeypatch.setattr(disk, "has_room", room)
-    monkeypatch.setattr(disk, "LOOK_S", 0.01)
+    monkeypatch.setattr(disk, "POLL_S", 0.01)
     return room
 
 

@@ -1,4 +1,4 @@
-"""Engines on the store: what is kept of reports, places of engines that load, who is forgotten, collective plans."""
+"""Engines on the store: what is kept of reports, permits of engines that load, who is forgotten, collective plans."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,11 +9,11 @@ from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
-from buffer_wire.errors import RunPaused, StaleEpoch, StoreRolledBack, VersionConflict
+from buffer_wire.errors import RunPaused, StaleTerm, StoreRolledBack, VersionConflict
 from tests.store.driver import Run, claim, weights
 
 HOUR_MS = 3_600_000
-PLACE_MS = 60_000
+PERMIT_MS = 60_000
 
 
 def report(engine_id: str, state: str = "ready", **fields: Any) -> ops.EngineReport:
@@ -60,7 +60,7 @@ async def test_a_report_that_says_nothing_new_ends_the_silence_and_no_more(run: 
     assert await run.view() == before
 
 
-# ── places ───────────────────────────────────────────────────────────────────
+# ── permits ───────────────────────────────────────────────────────────────────
 
 
 async def test_as_many_engines_may_load_at_once_as_the_policy_says(run: Run) -> None:
@@ -101,7 +101,7 @@ async def test_a_place_lapses_when_its_engine_says_nothing_for_a_minute(run: Run
     await ask(run, "a")
     await run.pass_ms(40_000)
     assert await ask(run, "a", "loading")
-    await run.pass_ms(PLACE_MS)
+    await run.pass_ms(PERMIT_MS)
     assert not await ask(run, "b")
     assert not (await run.store.call(commands.weights(run.run_id))).may_load
     await run.pass_ms(1)
@@ -162,7 +162,7 @@ async def test_an_engine_that_is_silent_for_over_an_hour_is_forgotten_with_its_p
     revision = (await run.view()).revision
     assert await run.store.sweep() == 1
     assert (await known(run), (await run.view()).revision) == (["b"], revision + 1)
-    assert await run.command("EXISTS", index_key(run.run_id, "places")) == 0
+    assert await run.command("EXISTS", index_key(run.run_id, "permits")) == 0
     await tell(run, "a")
     assert await known(run) == ["a", "b"]
 
@@ -203,8 +203,8 @@ async def planned(run: Run) -> bytes:
     return (await run.store.call(commands.weights(run.run_id))).plan
 
 
-async def announce(run: Run, version: int, plan: bytes = b"plan", epoch: int | None = None, seen: int = 0) -> int:
-    request = ops.PlanCollective(run.epoch if epoch is None else epoch, version, plan)
+async def announce(run: Run, version: int, plan: bytes = b"plan", term: int | None = None, seen: int = 0) -> int:
+    request = ops.PlanCollective(run.term if term is None else term, version, plan)
     return await run.store.call(commands.plan_collective(run.run_id, request, seen_revision=claim(seen)))
 
 
@@ -243,8 +243,8 @@ async def test_a_resume_ends_the_plan(run: Run) -> None:
     await announce(run, 1)
     await run.resume()
     assert await planned(run) == b""
-    with pytest.raises(StaleEpoch):
-        await announce(run, 1, epoch=1)
+    with pytest.raises(StaleTerm):
+        await announce(run, 1, term=1)
     await announce(run, 1)
     assert await planned(run) == b"plan"
 

@@ -24,7 +24,7 @@ EVALUATOR = "evaluator"
 
 async def submit(run: Run, name: str = "e", count: int = 1, *, spec: bytes = b"spec", seen: int = 0) -> Any:
     tasks = [ev.EvaluationTask(f"{name}.{i}", 1, spec) for i in range(count)]
-    request = ev.SubmitEvaluation(run.epoch, name, None, f"{name}{count}".encode(), tasks)
+    request = ev.SubmitEvaluation(run.term, name, None, f"{name}{count}".encode(), tasks)
     return await run.store.call(commands.submit_evaluation(run.run_id, request, seen_revision=claim(seen)))
 
 

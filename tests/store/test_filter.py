@@ -66,7 +66,7 @@ async def test_a_filtered_group_ends_its_task_and_leaves_no_payload(run: Run) ->
     await run.create(filter_equal_rewards=True)
     await run.submit("a", "b")
     a, b = (await run.lease(2)).grants
-    await run.give_back(a, continuation=b"half", head=ops.WeightVersion(1, 0), tokens=3)
+    await run.give_back(a, partial_rollout=b"half", head=ops.WeightVersion(1, 0), tokens=3)
     again = await run.one_lease()
     bad = run.group(again, rewards=[1, 1])
     assert await run.push_kinds(bad, bad, run.group(a)) == ["filtered", "duplicate", "closed"]

@@ -1,5 +1,5 @@
-"""A round of more groups than one call takes is gathered in portions: nobody can tell from what it gets, and a try that
-ends in the middle costs nothing.
+"""A micro-batch of more groups than one call takes is gathered in portions: nobody can tell from what it gets, and a
+try that ends in the middle costs nothing.
 """
 
 import itertools
@@ -28,8 +28,8 @@ async def two_steps(run: Run, size: int, policy: dict[str, Any]) -> dict[str, An
         await other.fill(f"g{i}", environment=f"env-{i % 3}", head=i % 2, tail=i * 5 % 4 + 1, **sizes)
     pulled: list[ops.Batch] = []
     for step in range(2):
-        for round_ in itertools.count():
-            pulled += [await other.batch(step, round_, rank=rank, world_size=2) for rank in range(2)]
+        for micro_batch in itertools.count():
+            pulled += [await other.batch(step, micro_batch, rank=rank, world_size=2) for rank in range(2)]
             if pulled[-1].final:
                 break
         await fill(other, 16, first=100 * (step + 1))
@@ -42,7 +42,7 @@ async def two_steps(run: Run, size: int, policy: dict[str, Any]) -> dict[str, An
             field: [record[:3] + record[4:] for record in unpack(raw)]
             for field, raw in (await other.hash("chunks")).items()
         },
-        "rounds": {field: unpack(raw) for field, raw in (await other.hash("rounds")).items()},
+        "micro_batches": {field: unpack(raw) for field, raw in (await other.hash("micro_batches")).items()},
         "totals": (await other.record("run", "queue_stride"), await other.record("run", "totals")),
         "queue": await other.queue(),
     }
@@ -84,7 +84,7 @@ async def test_what_is_evicted_in_portions_raises_the_revision_with_the_answer(r
     assert (await run.view()).revision == published + 1
 
 
-async def test_room_that_an_eviction_makes_is_told_though_the_round_is_only_gathered(run: Run) -> None:
+async def test_room_that_an_eviction_makes_is_told_though_the_micro_batch_is_only_gathered(run: Run) -> None:
     await run.create(batch_groups=4, max_queued_groups=8, max_staleness=1)
     await fill(run, 1)
     await fill(run, 6, first=1, head=5)
@@ -111,8 +111,8 @@ async def test_room_that_an_eviction_makes_is_told_though_the_round_is_only_gath
         pytest.param({"batch_tokens": 40, "equal_shards": True}, id="token budget, equal shards"),
         pytest.param({"batch_tokens": 1, "equal_shards": True}, id="a group for each rank is over budget"),
         pytest.param({"equal_shards": True, "environments": SHARES}, id="equal shards"),
-        pytest.param({"micro_batch_groups": 4}, id="rounds"),
-        pytest.param({"micro_batch_groups": 4, "batch_tokens": 40}, id="rounds with a token budget"),
+        pytest.param({"micro_batch_groups": 4}, id="micro_batches"),
+        pytest.param({"micro_batch_groups": 4, "batch_tokens": 40}, id="micro-batches with a token budget"),
     ],
 )
 async def test_the_size_of_portions_makes_no_difference(run: Run, order: Order, policy: dict[str, Any]) -> None:
@@ -165,5 +165,5 @@ async def test_a_recording_has_the_groups_in_order_of_pick(run: Run) -> None:
     run.portion = 2
     await run.batch(0)
     events = await run.command("XRANGE", index_key(run.run_id, "record"), "-", "+")
-    rounds = [unpack(fields[3]) for _, fields in events if fields[1] == b"round"]
-    assert [[text(group_id) for group_id in one[4]] for one in rounds] == [[f"g{i}/0" for i in (4, 3, 2, 1, 0)]]
+    micro_batches = [unpack(fields[3]) for _, fields in events if fields[1] == b"micro_batch"]
+    assert [[text(group_id) for group_id in one[4]] for one in micro_batches] == [[f"g{i}/0" for i in (4, 3, 2, 1, 0)]]

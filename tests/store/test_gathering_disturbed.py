@@ -1,4 +1,4 @@
-"""Tests of what others do between the calls of a pull that gathers a large round."""
+"""Tests of what others do between the calls of a pull that gathers a large micro-batch."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -103,10 +103,10 @@ async def test_what_is_put_back_is_picked_as_if_it_had_never_been_taken(run: Run
 async def test_a_resume_finds_gathered_groups_in_the_queue(run: Run, mode: ops.ResumeMode, micro: int) -> None:
     await run.create(batch_groups=6, max_queued_groups=40, micro_batch_groups=micro)
     await fill(run, 20)
-    first = [await run.batch(0, round_) for round_ in range(3 if micro else 1)]
+    first = [await run.batch(0, micro_batch) for micro_batch in range(3 if micro else 1)]
     if micro:
         await run.batch(1)
-    await gather(run, 1, 1, step=1, round_=1 if micro else 0)
+    await gather(run, 1, 1, step=1, micro_batch=1 if micro else 0)
     assert (await run.ledger())["queued"] == (12 if micro else 14)
     await run.resume(0, mode)
     kept = 8 if micro else 6
@@ -119,7 +119,9 @@ async def test_a_resume_finds_gathered_groups_in_the_queue(run: Run, mode: ops.R
     assert len(await run.queue()) == expected.get("queued", 0)
     await run.check()
     if mode is ops.ResumeMode.REPLAY:
-        assert [ids(await run.batch(0, round_)) for round_ in range(len(first))] == [ids(batch) for batch in first]
+        assert [ids(await run.batch(0, micro_batch)) for micro_batch in range(len(first))] == [
+            ids(batch) for batch in first
+        ]
     elif mode is ops.ResumeMode.DISCARD:
         assert ids(await run.batch(0, world_size=1)) == [f"g{i}" for i in range(kept, kept + (2 if micro else 6))]
 
@@ -174,11 +176,11 @@ async def test_the_turns_are_those_of_what_is_taken_where_only_some_was_dropped(
     assert await run.record("run", "queue_stride") == await twin.record("run", "queue_stride")
 
 
-async def test_a_round_of_a_step_that_began_before_a_publish_is_gathered_to_its_end(run: Run) -> None:
+async def test_a_micro_batch_of_a_step_that_began_before_a_publish_is_gathered_to_its_end(run: Run) -> None:
     await run.create(batch_groups=12, micro_batch_groups=6, max_queued_groups=40)
     await fill(run, 20)
     await run.batch(0)
-    await gather(run, 1, step=0, round_=1)
+    await gather(run, 1, step=0, micro_batch=1)
     await run.publish(1)
     run.portion = 2
     async with asyncio.timeout(20):

@@ -18,7 +18,7 @@ async def load_all_kinds_of_keys(run: Run) -> None:
     await run.create(record_groups=True, max_queued_groups=20, overflow_action="block", retry_backoff_ms=60_000)
     await run.submit("a", "b", ("c", 3), "d")
     c, a, _ = (await run.lease(3)).grants
-    assert await run.give_back(a, continuation=b"so far") == ["pending"]
+    assert await run.give_back(a, partial_rollout=b"so far") == ["pending"]
     await run.push(run.group(c), run.group("x"), run.group("y"), run.group("z"))
     await run.batch(0)
     await run.publish(1, commit_through=0)

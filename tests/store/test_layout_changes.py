@@ -34,7 +34,7 @@ async def test_a_run_of_another_layout_is_read_and_changed_by_nobody_who_does_no
         run.view,
         lambda: run.lease(1),
         lambda: run.push(run.group(grant, b"a payload that is stored in the same transaction")),
-        lambda: run.give_back(grant, continuation=b"so far"),
+        lambda: run.give_back(grant, partial_rollout=b"so far"),
         lambda: run.short(0),
         lambda: run.store.call(commands.update_policy(run.run_id, RunPolicy())),
         lambda: run.store.delete_run(run.run_id),

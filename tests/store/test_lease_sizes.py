@@ -10,11 +10,11 @@ def ids(leased: ops.Leased) -> list[str]:
 
 
 async def handed_back(run: Run, *sizes: int) -> None:
-    """One task for each size, which came back with a continuation of so many bytes; specs have six."""
+    """One task for each size, which came back with a partial rollout of so many bytes; specs have six."""
     names = [f"{number}" for number in range(len(sizes))]
     await run.submit(*names)
     for lease, size in zip((await run.lease(len(sizes))).grants, sizes, strict=True):
-        await run.give_back(lease, continuation=b"c" * size, head=weights(0), tokens=5)
+        await run.give_back(lease, partial_rollout=b"c" * size, head=weights(0), tokens=5)
 
 
 async def test_leases_that_do_not_fit_into_half_a_message_come_with_the_next_request(run: Run) -> None:
@@ -24,7 +24,7 @@ async def test_leases_that_do_not_fit_into_half_a_message_come_with_the_next_req
     assert (ids(first), first.wait) == (["0", "1"], None)
     second = await run.lease(4, message_bytes=200)
     assert (ids(second), second.wait) == (["2", "3"], ops.LeaseWait.NO_TASKS)
-    assert [len(grant.continuation) for grant in (*first.grants, *second.grants)] == [40, 43, 44, 1]
+    assert [len(grant.partial_rollout) for grant in (*first.grants, *second.grants)] == [40, 43, 44, 1]
 
 
 async def test_specs_count_too(run: Run) -> None:
@@ -57,17 +57,17 @@ async def test_a_lease_larger_than_half_a_message_comes_alone(run: Run) -> None:
     await handed_back(run, 1, 190, 1)
     leased = [await run.lease(3, message_bytes=200) for _ in range(3)]
     assert [ids(one) for one in leased] == [["0"], ["1"], ["2"]]
-    assert len(leased[1].grants[0].continuation) == 190
+    assert len(leased[1].grants[0].partial_rollout) == 190
 
 
-async def test_a_continuation_that_fits_into_no_message_is_given_up(run: Run) -> None:
+async def test_a_partial_rollout_that_fits_into_no_message_is_given_up(run: Run) -> None:
     await run.create(batch_groups=4)
     await handed_back(run, 1, 195)
     await run.lease(2, message_bytes=200)
-    assert (await run.view()).statistics["continuation_tokens_discarded"] == 0
+    assert (await run.view()).statistics["partial_rollout_tokens_discarded"] == 0
     (grant,) = (await run.lease(2, message_bytes=200)).grants
-    assert (grant.task_id, grant.continuation) == ("1", b"")
-    assert (await run.view()).statistics["continuation_tokens_discarded"] == 5
+    assert (grant.task_id, grant.partial_rollout) == ("1", b"")
+    assert (await run.view()).statistics["partial_rollout_tokens_discarded"] == 5
 
 
 async def test_an_environment_whose_task_did_not_fit_keeps_its_turn(run: Run) -> None:

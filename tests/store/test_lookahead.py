@@ -53,7 +53,7 @@ async def test_an_open_step_of_its_own_size_gets_all_its_groups(run: Run) -> Non
     later = (await run.lease(50)).grants
     assert len(later) == 2 * 8 - 2, "the open step, and another as large"
     await run.push(*map(run.group, later[:6]))
-    assert [(await run.batch(0, round_)).final for round_ in (1, 2, 3)] == [False, False, True]
+    assert [(await run.batch(0, micro_batch)).final for micro_batch in (1, 2, 3)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ async def test_the_lag_of_an_engine_is_no_reason_while_nothing_can_be_leased(run
     assert (await run.lease(loaded=weights(0))).wait is ops.LeaseWait.ENGINE_STALE
 
 
-async def test_weights_of_an_abandoned_epoch_are_behind_as_far_as_their_fork(run: Run) -> None:
+async def test_weights_of_an_abandoned_term_are_behind_as_far_as_their_fork(run: Run) -> None:
     await after_a_publish(run, 2)
     await run.resume(0, ops.ResumeMode.DISCARD)
     await run.publish(1)
-    stale = await run.lease(50, loaded=weights(1, epoch=1))
+    stale = await run.lease(50, loaded=weights(1, term=1))
     assert (stale.grants, stale.wait, stale.required_version) == ([], ops.LeaseWait.ENGINE_STALE, 1)
-    assert len((await run.lease(50, loaded=weights(1, epoch=2))).grants) == 2
+    assert len((await run.lease(50, loaded=weights(1, term=2))).grants) == 2

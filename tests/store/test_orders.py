@@ -207,7 +207,7 @@ async def test_order_and_shares_may_change_while_groups_are_queued(run: Run) -> 
 
 
 @pytest.mark.parametrize("order", list(Order))
-async def test_many_classes_are_merged_in_order(run: Run, order: Order) -> None:
+async def test_many_subqueues_are_merged_in_order(run: Run, order: Order) -> None:
     rng = random.Random(order)
     count = 150
     await run.create(batch_groups=50, max_queued_groups=count, order=order, environments=priorities(e1=4))
@@ -308,14 +308,14 @@ async def test_means_and_tails_of_an_abandoned_timeline_count_as_its_fork(run: R
     await run.resume(0)
     # Made before the resume, pushed after it: the fork at version 1 bounds it, and the sequence breaks the tie.
     await run.fill("after", head=weights(3), tail=weights(5), mean=3700)
-    await run.fill("new", head=weights(1, epoch=2), mean=1000)
+    await run.fill("new", head=weights(1, term=2), mean=1000)
     assert await assemble(run, 4, first=1) == ["late", "early", "after", "new"]
     await run.check()
 
 
-async def test_recycling_ends_after_the_policys_generations(run: Run) -> None:
+async def test_recycling_ends_after_the_policys_incarnations(run: Run) -> None:
     await run.create(
-        batch_groups=1, max_queued_groups=9, max_staleness=0, stale_action=StaleAction.RECYCLE, max_generations=2
+        batch_groups=1, max_queued_groups=9, max_staleness=0, stale_action=StaleAction.RECYCLE, max_incarnations=2
     )
     await run.submit("a")
     await run.push(run.group(await run.one_lease()))
@@ -323,7 +323,7 @@ async def test_recycling_ends_after_the_policys_generations(run: Run) -> None:
     assert await run.ledger() == {"accepted": 1, "recycled": 1}
     await run.publish(1)
     again = await run.one_lease(loaded=weights(1))
-    assert again.generation == 1
+    assert again.incarnation == 1
     await run.push(run.group(again, head=1))
     assert isinstance(await run.pull(0, train_version=2), ops.Short)
     assert await run.ledger() == {"accepted": 2, "recycled": 1, "dropped_stale": 1}

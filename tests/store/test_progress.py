@@ -7,7 +7,7 @@ import pytest
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.store.keys import index_key
-from buffer_wire.errors import NotCommitted, ReplayGap, StaleEpoch, StepAhead, VersionConflict
+from buffer_wire.errors import NotCommitted, ReplayGap, StaleTerm, StepAhead, VersionConflict
 from tests.store.driver import Run, weights
 
 REPLAY, REQUEUE, DISCARD = ops.ResumeMode.REPLAY, ops.ResumeMode.REQUEUE, ops.ResumeMode.DISCARD
@@ -61,8 +61,8 @@ async def test_publish_refuses_what_is_not_newer(run: Run) -> None:
     with pytest.raises(StepAhead):
         await run.publish(4, commit_through=0)
     assert (await run.view()).published == weights(3)
-    run.epoch = 7
-    with pytest.raises(StaleEpoch):
+    run.term = 7
+    with pytest.raises(StaleTerm):
         await run.publish(4)
 
 
@@ -145,7 +145,7 @@ async def test_the_sweep_goes_on_with_what_a_crashed_checkpoint_left(run: Run) -
         await run.batch(step)
     await run.commit(1)
     # The replica dies after the first portion.
-    await run.store.call(replace(commands.checkpoint(run.run_id, run.epoch, 1), rest=None))
+    await run.store.call(replace(commands.checkpoint(run.run_id, run.term, 1), rest=None))
     assert await run.command("HLEN", index_key(run.run_id, "tasks")) > 0
     await run.check()
     assert await run.command("HLEN", index_key(run.run_id, "tasks")) == 0
@@ -157,13 +157,13 @@ async def test_resume_replays_what_was_not_committed(run: Run) -> None:
     first, second = await steps(run, 2)
     await run.publish(1, commit_through=0)
     resumed = await run.resume()
-    assert (resumed.epoch, resumed.next_step, resumed.next_unassembled_step) == (2, 1, 2)
+    assert (resumed.term, resumed.next_step, resumed.next_unassembled_step) == (2, 1, 2)
     assert (resumed.version, resumed.cursor, resumed.feeder_state) == (1, 0, b"")
     assert (await run.batch(1)).shard == second.shard
     assert (await run.batch(0)).shard == first.shard
     assert await run.bodies(await run.batch(1)) == [b"body-s1a", b"body-s1b"]
     zombie = ops.Pull(1, 1, 0, 1, None)
-    with pytest.raises(StaleEpoch):
+    with pytest.raises(StaleTerm):
         await run.store.call(commands.pull(run.run_id, zombie))
 
 
@@ -181,7 +181,7 @@ async def test_resume_takes_trained_steps_back(run: Run) -> None:
     await run.check()
 
 
-async def test_a_repeated_resume_gives_the_same_epoch(run: Run) -> None:
+async def test_a_repeated_resume_gives_the_same_term(run: Run) -> None:
     await run.create()
     await run.submit("a")
     first = await run.resume(request_id="same")
@@ -224,7 +224,7 @@ async def test_resume_refuses_what_is_not_there(run: Run) -> None:
     with pytest.raises(ReplayGap) as gap:
         await run.resume(0)
     assert gap.value.attributes == {"step": "0", "first_retained": "1"}
-    assert (await run.view()).epoch == 1
+    assert (await run.view()).term == 1
 
 
 async def test_freed_steps_can_be_assembled_anew(run: Run) -> None:

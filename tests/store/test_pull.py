@@ -7,7 +7,7 @@ import pytest
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import StaleAction
-from buffer_wire.errors import InvalidField, ReplayGap, StaleEpoch, StepAhead, WorldSizeMismatch
+from buffer_wire.errors import InvalidField, ReplayGap, StaleTerm, StepAhead, WorldSizeMismatch
 from tests.oracle.rules.sharding import shard
 from tests.store.driver import Run, weights
 
@@ -69,8 +69,8 @@ async def test_pull_refuses_what_is_out_of_turn(run: Run) -> None:
     await run.batch(0, world_size=2)
     with pytest.raises(WorldSizeMismatch):
         await run.pull(0, world_size=3)
-    run.epoch = 2
-    with pytest.raises(StaleEpoch):
+    run.term = 2
+    with pytest.raises(StaleTerm):
         await run.pull(0)
 
 
@@ -195,9 +195,9 @@ async def test_a_trainer_that_was_superseded_reports_nothing_lost(run: Run) -> N
     await run.create()
     await run.fill("a", "b")
     read = [group.payload_key for group in (await run.batch(0)).shard]
-    before = run.epoch
+    before = run.term
     await run.resume(0)
-    with pytest.raises(StaleEpoch):
+    with pytest.raises(StaleTerm):
         await run.store.call(commands.report_lost(run.run_id, before, 0, read))
     assert [group.group_id for group in (await run.batch(0)).shard] == ["a/0", "b/0"]
     await run.check()
@@ -211,9 +211,9 @@ async def test_what_a_deleted_run_has_lost_is_not_lost_to_the_next_one_of_its_na
         read.append([group.payload_key for group in (await run.batch(0)).shard])
         if len(read) == 1:
             await run.store.delete_run(run.run_id)
-    # The same step, epoch, groups and bodies; keys of payloads never come again.
+    # The same step, term, groups and bodies; keys of payloads never come again.
     assert set(read[0]).isdisjoint(read[1])
-    await run.store.call(commands.report_lost(run.run_id, run.epoch, 0, read[0]))
+    await run.store.call(commands.report_lost(run.run_id, run.term, 0, read[0]))
     assert await run.ledger() == {"accepted": 2, "delivered": 2}
     await run.lose(0, "a/0")
     assert await run.ledger() == {"accepted": 2, "delivered": 1, "lost": 1}

@@ -73,8 +73,8 @@ async def test_leases_that_never_were_are_unknown(run: Run) -> None:
     lease = await run.one_lease()
     never = [
         run.group(lease, lease_id="a/0/2"),
-        run.group(lease, generation=1, lease_id="a/1/1"),
-        run.group(lease, lease_id="x/0/1", generation=0),
+        run.group(lease, incarnation=1, lease_id="a/1/1"),
+        run.group(lease, lease_id="x/0/1", incarnation=0),
         run.group(ops.LeaseGrant("x/0/1", "x", 0, 1, b"", b"")),
     ]
     before = (await run.view()).revision
@@ -108,7 +108,7 @@ async def test_a_failed_task_is_closed(run: Run) -> None:
 
 async def test_a_push_without_a_lease_makes_a_task_of_its_own(run: Run) -> None:
     await run.create()
-    kinds = await run.push_kinds(run.group("free"), run.group("free"), run.group("other", generation=1))
+    kinds = await run.push_kinds(run.group("free"), run.group("free"), run.group("other", incarnation=1))
     assert kinds == ["queued", "duplicate", "invalid"]
     assert await run.tasks() == {"submitted": 1, "completed": 1}
 
@@ -117,7 +117,7 @@ async def test_a_push_without_a_lease_may_complete_an_open_task(run: Run) -> Non
     await run.create()
     await run.submit("a", "b")
     lease = await run.one_lease()
-    kinds = await run.push_kinds(run.group("a"), run.group("b", generation=1), run.group("b"), run.group("a"))
+    kinds = await run.push_kinds(run.group("a"), run.group("b", incarnation=1), run.group("b"), run.group("a"))
     assert kinds == ["queued", "closed", "queued", "duplicate"]
     assert await run.push_kinds(run.group(lease)) == ["closed"]
 
@@ -278,7 +278,7 @@ async def test_replicas_that_push_at_once_accept_one_result_for_each_task(run: R
 
 async def test_nothing_stays_staged(run: Run) -> None:
     await run.create(overflow_action=REJECT)
-    await run.push_kinds(run.group("a"), run.group("b"), run.group("c"), run.group("a"), run.group("d", generation=3))
+    await run.push_kinds(run.group("a"), run.group("b"), run.group("c"), run.group("a"), run.group("d", incarnation=3))
     assert await run.command("EXISTS", index_key(run.run_id, "staging")) == 0
 
 
@@ -286,13 +286,13 @@ async def test_heads_of_an_abandoned_timeline_count_as_its_fork(run: Run) -> Non
     await run.create(batch_groups=1, max_queued_groups=4)
     await run.publish(5)
     await run.resume(0)
-    await run.fill("a", head=weights(5, epoch=1), tail=weights(7, epoch=2))
+    await run.fill("a", head=weights(5, term=1), tail=weights(7, term=2))
     batch = await run.batch(0)
     assert [(g.head_version, g.tail_version) for g in batch.shard] == [(5, 7)]
     await run.publish(9)
     await run.publish(10, commit_through=0)
     await run.resume(0)
-    await run.fill("b", head=weights(10, epoch=2), tail=weights(12, epoch=3))
+    await run.fill("b", head=weights(10, term=2), tail=weights(12, term=3))
     assert [(g.head_version, g.tail_version) for g in (await run.batch(1)).shard] == [(9, 12)]
 
 

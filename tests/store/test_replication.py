@@ -11,7 +11,7 @@ from buffer_service import commands
 from buffer_service.domain.inspection import TaskSet
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_wire.errors import NotReplicated, StaleEpoch
+from buffer_wire.errors import NotReplicated, StaleTerm
 from tests.store.driver import Run
 from tests.support.sentinels import Pair, pair
 
@@ -124,9 +124,9 @@ async def test_a_push_that_is_not_replicated_leaves_nothing_in_the_line_of_block
 
 async def test_a_refusal_acknowledges_nothing_and_waits_for_nobody(run: Run, halted: Callable[[], None]) -> None:
     await waited(run)
-    run.epoch = 2
+    run.term = 2
     halted()
-    with pytest.raises(StaleEpoch):
+    with pytest.raises(StaleTerm):
         await run.commit(0)
 
 

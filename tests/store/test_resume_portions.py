@@ -10,7 +10,7 @@ from buffer_service.commands.replies import pack
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command
 from buffer_service.domain.policy import OverflowAction
-from buffer_wire.errors import RunPaused, StaleEpoch, StepAhead, StoreRolledBack
+from buffer_wire.errors import RunPaused, StaleTerm, StepAhead, StoreRolledBack
 from tests.store.driver import Run, weights
 
 REPLAY, REQUEUE, DISCARD = ops.ResumeMode.REPLAY, ops.ResumeMode.REQUEUE, ops.ResumeMode.DISCARD
@@ -45,11 +45,11 @@ async def test_every_portion_leaves_a_run_in_order(run: Run, mode: ops.ResumeMod
     while await portion(run, 0, mode) == "more":
         portions += 1
         view = await run.view()
-        assert (view.paused, view.epoch, view.revision) == ("resuming", 2, before.revision)
+        assert (view.paused, view.term, view.revision) == ("resuming", 2, before.revision)
         await run.check()
     assert portions >= 2
     view = await run.view()
-    assert (view.paused, view.epoch, view.next_step, view.committed_steps) == ("", 2, 0, 0)
+    assert (view.paused, view.term, view.next_step, view.committed_steps) == ("", 2, 0, 0)
     assert view.revision == before.revision + 1
     kept = {"queued": 2700, "dropped_overflow": 1} if mode is REQUEUE else {"queued": 1, "discarded": 2700}
     assert await run.ledger() == {"accepted": 2701} | kept
@@ -60,7 +60,7 @@ async def test_a_resume_that_died_is_finished_by_the_same_request(run: Run) -> N
     await assembled(run, 2, 1100)
     assert await portion(run, 0, REQUEUE) == "more"
     resumed = await run.resume(0, REQUEUE, request_id="first")
-    assert (resumed.epoch, resumed.next_step, resumed.next_unassembled_step) == (2, 0, 0)
+    assert (resumed.term, resumed.next_step, resumed.next_unassembled_step) == (2, 0, 0)
     assert await run.resume(0, REQUEUE, request_id="first") == resumed
     assert len(await run.queue()) == 2200
     assert (await run.queue())[:2] == ["t0-0/0", "t0-1/0"]
@@ -70,7 +70,7 @@ async def test_another_resume_first_finishes_the_one_that_died(run: Run) -> None
     await assembled(run, 2, 1100)
     assert await portion(run, 1, DISCARD) == "more"
     resumed = await run.resume(0, REQUEUE, request_id="second")
-    assert (resumed.epoch, resumed.next_step) == (3, 0)
+    assert (resumed.term, resumed.next_step) == (3, 0)
     assert await run.ledger() == {"accepted": 2200, "queued": 1100, "discarded": 1100}
     await run.check()
 
@@ -80,16 +80,16 @@ async def test_another_resume_is_judged_by_the_finished_state(run: Run) -> None:
     assert await portion(run, 0, DISCARD) == "more"
     with pytest.raises(StepAhead):
         await run.resume(1)
-    assert ((await run.view()).paused, (await run.view()).epoch) == ("", 2)
+    assert ((await run.view()).paused, (await run.view()).term) == ("", 2)
 
 
 async def test_nobody_trains_while_a_resume_is_under_way(run: Run) -> None:
     await assembled(run, 2, 1100)
     await run.submit("task")
     assert await portion(run, 1, REQUEUE) == "more"
-    with pytest.raises(StaleEpoch):
+    with pytest.raises(StaleTerm):
         await run.pull(0)
-    run.epoch = 2
+    run.term = 2
     for attempt in (
         run.pull(0),
         run.pull(1),

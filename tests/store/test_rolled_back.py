@@ -241,7 +241,7 @@ async def test_a_lost_tail_is_noticed_however_far_others_have_moved_the_run_on()
         with pytest.raises(RunPaused):
             await other.fill("g")
         await run.resume()
-        other.epoch = run.epoch
+        other.term = run.term
         await run.fill("f")
         await other.fill("g")
         assert (await run.ledger())["accepted"] == 7
@@ -256,11 +256,11 @@ async def test_a_store_that_lost_nothing_is_not_suspected() -> None:
         stores = [await RedisRunStore.connect(server.url, timeout_s=10) for _ in range(2)]
         runs = [Run(store) for store in stores]
         await runs[0].create()
-        for round_ in range(3):
+        for micro_batch in range(3):
             for number, run in enumerate(runs):
-                await run.fill(f"{round_}-{number}")
+                await run.fill(f"{micro_batch}-{number}")
             await restarted(server, *runs)
-            await runs[round_ % 2].store.sweep()
+            await runs[micro_batch % 2].store.sweep()
         for run in runs:
             assert (await run.view()).paused == ""
             await run.fill(f"last-{id(run)}")
@@ -281,7 +281,7 @@ async def test_what_a_resume_has_settled_is_not_held_against_the_run_again() -> 
         await restarted(server, run, other)
         # The trainer resumes through the process that knows of the loss; it need not be told twice.
         await run.resume()
-        other.epoch = run.epoch
+        other.term = run.term
         await other.fill("a")
         await run.fill("b")
         view = await run.view()

@@ -18,7 +18,7 @@ from buffer_service.domain.policy import (
 )
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_wire.errors import InvalidPolicy, PolicyChanged, RunExists, StaleEpoch, StoreFault, UnknownRun
+from buffer_wire.errors import InvalidPolicy, PolicyChanged, RunExists, StaleTerm, StoreFault, UnknownRun
 from buffer_wire.revision import Revision
 from tests.oracle.rules.proofs import prove
 from tests.store.driver import Run, weights
@@ -34,7 +34,7 @@ async def test_the_store_is_what_the_rest_of_the_service_asks_for(store: RedisRu
 
 async def test_a_new_run_stands_at_its_beginning(run: Run) -> None:
     view = await run.create()
-    assert (view.revision, view.epoch, view.published) == (1, 1, weights(0))
+    assert (view.revision, view.term, view.published) == (1, 1, weights(0))
     assert (view.next_step, view.committed_steps, view.checkpointed_steps, view.cursor) == (0, 0, 0, 0)
     assert (view.world_size, view.paused, view.created_ms) == (0, "", run.now)
     assert set(view.groups) >= {"accepted", "queued", "trained"}
@@ -110,7 +110,7 @@ async def test_every_operation_refuses_an_unknown_run_and_writes_nothing(store: 
         run.view(),
         run.lease(),
         store.call(commands.extend(run.run_id, "w", "i", ["t/0/1"])),
-        run.give_back(lease, continuation=b"some"),
+        run.give_back(lease, partial_rollout=b"some"),
         run.push(group),
         store.retry_push(run.run_id, [(group.facts, "rb:p:x:0:4")]),
         run.pull(0),
@@ -236,17 +236,17 @@ async def test_a_trainer_of_a_deleted_run_is_fenced_off_the_next_one_of_its_name
     seen = []
     for secret in ("of the first", "of the second"):
         await run.store.create_run(run.run_id, policy, secret=secret)
-        # The same epoch, groups and step.
-        assert (await run.resume(0)).epoch == 2
+        # The same term, groups and step.
+        assert (await run.resume(0)).term == 2
         await run.fill("a", "b")
         await run.batch(0)
         seen.append(prove(secret, (await run.view()).revision))
         if secret == "of the first":
             await run.store.delete_run(run.run_id)
     former, present = seen
-    with pytest.raises(StaleEpoch, match="deleted run"):
+    with pytest.raises(StaleTerm, match="deleted run"):
         await run.store.call(commands.commit(run.run_id, 2, 0, seen_revision=former))
-    with pytest.raises(StaleEpoch, match="deleted run"):
+    with pytest.raises(StaleTerm, match="deleted run"):
         await run.store.call(commands.publish(run.run_id, ops.Publish(2, 1, b"", None), seen_revision=former))
     assert (await run.view()).committed_steps == 0
     assert (await run.store.call(commands.commit(run.run_id, 2, 0, seen_revision=present)))[1] == 1

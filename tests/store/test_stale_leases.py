@@ -1,4 +1,4 @@
-"""Continuations and leases whose group could not be fresh any more."""
+"""Partial rollouts and leases whose group could not be fresh any more."""
 
 from buffer_service import commands
 from buffer_service.domain import ops
@@ -7,41 +7,41 @@ from tests.store.driver import Run, weights
 LIVE, LOST, CANCELLED = ops.LeaseState.LIVE, ops.LeaseState.LOST, ops.LeaseState.CANCELLED
 
 
-async def test_a_continuation_that_became_too_stale_is_given_up(run: Run) -> None:
+async def test_a_partial_rollout_that_became_too_stale_is_given_up(run: Run) -> None:
     await run.create(max_staleness=1)
     await run.submit("a")
     lease = await run.one_lease()
-    await run.give_back(lease, continuation=b"old", head=weights(0), tokens=5)
+    await run.give_back(lease, partial_rollout=b"old", head=weights(0), tokens=5)
     await run.publish(2)
     again = await run.one_lease(loaded=weights(2))
-    assert (again.continuation, again.generation) == (b"", 0)
-    assert (await run.view()).statistics["continuation_tokens_discarded"] == 5
+    assert (again.partial_rollout, again.incarnation) == (b"", 0)
+    assert (await run.view()).statistics["partial_rollout_tokens_discarded"] == 5
     await run.check()
     assert await run.payload_keys() == set()
 
 
-async def test_a_continuation_too_far_from_the_loaded_weights_is_given_up(run: Run) -> None:
+async def test_a_partial_rollout_too_far_from_the_loaded_weights_is_given_up(run: Run) -> None:
     await run.create(max_version_spread=1)
     await run.submit("far", "near", "headless")
     far, near, headless = (await run.lease(3)).grants
-    await run.give_back(far, continuation=b"far", head=weights(0), tokens=5)
-    await run.give_back(near, continuation=b"near", head=weights(1), tokens=6)
-    await run.give_back(headless, continuation=b"headless")
+    await run.give_back(far, partial_rollout=b"far", head=weights(0), tokens=5)
+    await run.give_back(near, partial_rollout=b"near", head=weights(1), tokens=6)
+    await run.give_back(headless, partial_rollout=b"headless")
     leased = await run.lease(3, loaded=weights(2))
-    assert [grant.continuation for grant in leased.grants] == [b"", b"near", b"headless"]
+    assert [grant.partial_rollout for grant in leased.grants] == [b"", b"near", b"headless"]
     statistics = (await run.view()).statistics
-    assert (statistics["continuations_beyond_spread"], statistics["continuation_tokens_discarded"]) == (1, 5)
+    assert (statistics["partial_rollouts_beyond_spread"], statistics["partial_rollout_tokens_discarded"]) == (1, 5)
     await run.check()
 
 
 async def test_what_is_too_stale_does_not_count_as_beyond_the_spread(run: Run) -> None:
     await run.create(max_version_spread=0, max_staleness=1)
     await run.submit("a")
-    await run.give_back(await run.one_lease(), continuation=b"old", head=weights(0), tokens=5)
+    await run.give_back(await run.one_lease(), partial_rollout=b"old", head=weights(0), tokens=5)
     await run.publish(2)
-    assert (await run.one_lease(loaded=weights(2))).continuation == b""
+    assert (await run.one_lease(loaded=weights(2))).partial_rollout == b""
     statistics = (await run.view()).statistics
-    assert (statistics["continuations_beyond_spread"], statistics["continuation_tokens_discarded"]) == (0, 5)
+    assert (statistics["partial_rollouts_beyond_spread"], statistics["partial_rollout_tokens_discarded"]) == (0, 5)
 
 
 async def test_a_heartbeat_takes_back_a_lease_whose_group_could_not_be_fresh(run: Run) -> None:
@@ -61,17 +61,17 @@ async def test_a_heartbeat_takes_back_a_lease_whose_group_could_not_be_fresh(run
     await run.check()
 
 
-async def test_the_head_of_a_continuation_cancels_too_and_it_is_given_up(run: Run) -> None:
+async def test_the_head_of_a_partial_rollout_cancels_too_and_it_is_given_up(run: Run) -> None:
     await run.create(max_staleness=2, cancel_stale_leases=True)
     await run.submit("a")
-    await run.give_back(await run.one_lease(), continuation=b"half", head=weights(0), tokens=7)
+    await run.give_back(await run.one_lease(), partial_rollout=b"half", head=weights(0), tokens=7)
     await run.publish(2)
     lease = await run.one_lease(loaded=weights(2))
-    assert lease.continuation == b"half"
+    assert lease.partial_rollout == b"half"
     await run.publish(3)
     assert (await run.store.call(commands.extend(run.run_id, "w", "i", [lease.lease_id]))).states == [CANCELLED]
-    assert (await run.view()).statistics["continuation_tokens_discarded"] == 7
-    assert (await run.one_lease(loaded=weights(3))).continuation == b""
+    assert (await run.view()).statistics["partial_rollout_tokens_discarded"] == 7
+    assert (await run.one_lease(loaded=weights(3))).partial_rollout == b""
     await run.check()
     assert await run.payload_keys() == set()
 

@@ -21,7 +21,7 @@ async def pushed(run: Run, name: str, head: ops.WeightVersion, tail: ops.WeightV
         pytest.param(weights(4), ("samples.spans.version", "4", f"at most 3, {PUBLISHED}"), id="to come"),
         pytest.param(weights(1000), ("samples.spans.version", "1000", f"at most 3, {PUBLISHED}"), id="far"),
         pytest.param(
-            weights(0, 2), ("samples.spans.version.epoch", "2", "at most 1, the epoch of the run"), id="next epoch"
+            weights(0, 2), ("samples.spans.version.term", "2", "at most 1, the term of the run"), id="next term"
         ),
     ],
 )

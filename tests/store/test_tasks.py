@@ -13,7 +13,7 @@ from buffer_wire.errors import (
     InvalidField,
     PendingFull,
     RunPaused,
-    StaleEpoch,
+    StaleTerm,
     StepAhead,
 )
 from tests.store.driver import Run, weights
@@ -48,11 +48,11 @@ async def test_submit_refuses_and_writes_nothing(run: Run) -> None:
     await run.create(max_pending_tasks=2)
     await run.submit("a")
 
-    def request(*names: str, epoch: int = 1, expected: int = 1) -> ops.Submit:
-        return ops.Submit(epoch, "other", expected, 9, b"", [ops.NewTask(n, 1, 0, "", b"") for n in names])
+    def request(*names: str, term: int = 1, expected: int = 1) -> ops.Submit:
+        return ops.Submit(term, "other", expected, 9, b"", [ops.NewTask(n, 1, 0, "", b"") for n in names])
 
-    with pytest.raises(StaleEpoch):
-        await run.store.call(commands.submit(run.run_id, request("b", epoch=2)))
+    with pytest.raises(StaleTerm):
+        await run.store.call(commands.submit(run.run_id, request("b", term=2)))
     with pytest.raises(CursorConflict):
         await run.store.call(commands.submit(run.run_id, request("b", expected=0)))
     with pytest.raises(PendingFull) as full:
@@ -210,18 +210,18 @@ async def test_back_off_stops_doubling_at_64_times(run: Run) -> None:
         await run.pass_ms(1)
 
 
-async def test_interrupted_tasks_come_back_at_once_with_their_continuation(run: Run) -> None:
+async def test_interrupted_tasks_come_back_at_once_with_their_partial_rollout(run: Run) -> None:
     await run.create()
     await run.submit("a")
     lease = await run.one_lease()
-    assert await run.give_back(lease, continuation=b"half", head=weights(0), tokens=5) == ["pending"]
+    assert await run.give_back(lease, partial_rollout=b"half", head=weights(0), tokens=5) == ["pending"]
     second = await run.one_lease()
-    assert (second.lease_id, second.continuation) == ("a/0/2", b"half")
+    assert (second.lease_id, second.partial_rollout) == ("a/0/2", b"half")
     assert await run.give_back(second) == ["pending"]
     third = await run.one_lease()
-    assert third.continuation == b"half"
-    assert await run.give_back(third, continuation=b"three quarters", head=weights(0), tokens=7) == ["pending"]
-    assert (await run.one_lease()).continuation == b"three quarters"
+    assert third.partial_rollout == b"half"
+    assert await run.give_back(third, partial_rollout=b"three quarters", head=weights(0), tokens=7) == ["pending"]
+    assert (await run.one_lease()).partial_rollout == b"three quarters"
     await run.check()
     assert len(await run.payload_keys()) == 1
 
@@ -230,10 +230,10 @@ async def test_a_lost_lease_can_neither_extend_nor_return(run: Run) -> None:
     await run.create()
     await run.submit("a")
     lease = await run.one_lease()
-    assert await run.give_back(lease, instance="another", continuation=b"x") == ["lost"]
+    assert await run.give_back(lease, instance="another", partial_rollout=b"x") == ["lost"]
     assert await run.give_back(lease, worker="another") == ["lost"]
     assert await run.give_back(lease) == ["pending"]
-    assert await run.give_back(lease, continuation=b"x") == ["lost"]
+    assert await run.give_back(lease, partial_rollout=b"x") == ["lost"]
     assert (await run.view()).statistics["leases_returned"] == 1
     await run.check()
     assert await run.payload_keys() == set()
@@ -242,7 +242,7 @@ async def test_a_lost_lease_can_neither_extend_nor_return(run: Run) -> None:
 async def test_a_task_fails_for_good_after_its_attempts(run: Run) -> None:
     await run.create(max_attempts=2, retry_backoff_ms=0)
     await run.submit("a")
-    await run.give_back(await run.one_lease(), kind=FAILED, error="first", continuation=b"c", head=weights(0))
+    await run.give_back(await run.one_lease(), kind=FAILED, error="first", partial_rollout=b"c", head=weights(0))
     assert await run.give_back(await run.one_lease(), kind=FAILED, error="second") == ["failed"]
     view = await run.view()
     assert list(view.failures) == [ops.TaskFailure("a", 2, "second", run.now)]

@@ -97,7 +97,9 @@ async def picked(run: Run, batches: int, **policy: Any) -> list[str]:
     for step in range(batches):
         await run.batch(step)
     records = await run.store.records(run.run_id, "", 1000)
-    return [group_id for record in records if record.kind == "round" for group_id in msgpack.unpackb(record.data)[4]]
+    return [
+        group_id for record in records if record.kind == "micro_batch" for group_id in msgpack.unpackb(record.data)[4]
+    ]
 
 
 async def test_a_group_that_is_left_for_the_budget_costs_its_environment_no_turn(run: Run) -> None:

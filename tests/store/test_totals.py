@@ -302,7 +302,7 @@ async def test_an_engine_that_is_forgotten_takes_its_counters_with_it(run: Run) 
 # ── trainer, window ──────────────────────────────────────────────────────────
 
 
-async def test_the_trainers_time_adds_up_over_epochs(run: Run) -> None:
+async def test_the_trainers_time_adds_up_over_terms(run: Run) -> None:
     await run.create()
     await run.publish(1, clock=(1_000, 400))
     await run.publish(2, clock=(1_500, 450))

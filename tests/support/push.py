@@ -31,7 +31,7 @@ from rollout_buffer.v1.common_pb2 import WeightVersion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleArrays:
-    """One response. `spans` are (epoch, version, start, end)."""
+    """One response. `spans` are (term, version, start, end)."""
 
     token_ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
@@ -57,7 +57,7 @@ class GroupArrays:
 
     task_id: str
     samples: Sequence[SampleArrays]
-    generation: int = 0
+    incarnation: int = 0
     lease_id: str = ""
     environment: str = ""
     metadata: Mapping[str, object] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class GroupArrays:
             columns.append((name, stacked(extra.arrays), extra.axis, rows))
         header = groups_pb2.GroupHeader(
             task_id=self.task_id,
-            generation=self.generation,
+            incarnation=self.incarnation,
             lease_id=self.lease_id,
             environment=self.environment,
             samples=[_sample(sample) for sample in self.samples],
@@ -96,18 +96,18 @@ def _sample(sample: SampleArrays) -> groups_pb2.Sample:
         reward=sample.reward,
         finish_reason=sample.finish_reason,  # type: ignore[arg-type]
         spans=[
-            groups_pb2.VersionSpan(version=WeightVersion(epoch=epoch, version=version), start=start, end=end)
-            for epoch, version, start, end in sample.spans
+            groups_pb2.VersionSpan(version=WeightVersion(term=term, version=version), start=start, end=end)
+            for term, version, start, end in sample.spans
         ],
         turns=[groups_pb2.Turn(role=role, start=start, end=end) for role, start, end in sample.turns],
     )
 
 
 def arrays_for(
-    task_id: str, *, generation: int = 0, group_size: int = 2, epoch: int = 1, version: int = 0, response_len: int = 6
+    task_id: str, *, incarnation: int = 0, group_size: int = 2, term: int = 1, version: int = 0, response_len: int = 6
 ) -> GroupArrays:
     """The group of a task whose tokens all come from one version; the same arguments give the same arrays."""
-    rng = np.random.default_rng(zlib.crc32(f"{task_id}/{generation}".encode()))
+    rng = np.random.default_rng(zlib.crc32(f"{task_id}/{incarnation}".encode()))
     samples = []
     for _ in range(group_size):
         prompt_len, tokens = 3, 3 + response_len + int(rng.integers(0, 4))
@@ -120,10 +120,10 @@ def arrays_for(
                 loss_mask=mask,
                 prompt_len=prompt_len,
                 reward=float(rng.integers(0, 2)),
-                spans=[(epoch, version, prompt_len, tokens)],
+                spans=[(term, version, prompt_len, tokens)],
             )
         )
-    return GroupArrays(task_id=task_id, generation=generation, samples=samples)
+    return GroupArrays(task_id=task_id, incarnation=incarnation, samples=samples)
 
 
 class Pusher:
@@ -134,7 +134,7 @@ class Pusher:
         self.worker_id = worker_id
         self._channel = grpc.insecure_channel(target, client_options())
         self._revisions = Revisions()
-        self._loaded = WeightVersion(epoch=1, version=0)
+        self._loaded = WeightVersion(term=1, version=0)
         self._tasks = tasks_pb2_grpc.TaskServiceStub(self._channel)
         self._push = self._channel.stream_stream(
             "/rollout_buffer.v1.GroupService/PushGroups",
@@ -262,14 +262,14 @@ def group_of_lease(lease: tasks_pb2.Lease, loaded: WeightVersion) -> GroupArrays
     """Return what `arrays_for` gives for the lease's task under the loaded weights."""
     made = arrays_for(
         lease.task.task_id,
-        generation=lease.generation,
+        incarnation=lease.incarnation,
         group_size=lease.task.group_size,
-        epoch=max(1, loaded.epoch),
+        term=max(1, loaded.term),
         version=loaded.version,
     )
     return GroupArrays(
         task_id=made.task_id,
-        generation=made.generation,
+        incarnation=made.incarnation,
         samples=made.samples,
         lease_id=lease.lease_id,
         environment=lease.task.environment,

@@ -78,7 +78,7 @@ def _while_publishing(session: TrainerSession) -> list[Group]:
 
 
 def _submit(session: TrainerSession, tasks: list[Task], *, cursor: int) -> None:
-    submission = Submission(epoch=session.epoch, expected_cursor=cursor, cursor=cursor + len(tasks), tasks=tasks)
+    submission = Submission(term=session.term, expected_cursor=cursor, cursor=cursor + len(tasks), tasks=tasks)
     session.client.submit_tasks(RUN_ID, submission)
 
 

@@ -185,7 +185,7 @@ def replayed(lease: tasks_pb2.Lease, loaded: WeightVersion) -> GroupArrays:
             reward=sample.reward,
             finish_reason=groups_pb2.FinishReason.Value(f"FINISH_REASON_{sample.finish_reason.upper()}"),
             spans=[
-                (max(1, loaded.epoch), max(0, loaded.version - newest + span.version.version), span.start, span.end)
+                (max(1, loaded.term), max(0, loaded.version - newest + span.version.version), span.start, span.end)
                 for span in sample.spans
             ],
         )
@@ -193,7 +193,7 @@ def replayed(lease: tasks_pb2.Lease, loaded: WeightVersion) -> GroupArrays:
     ]
     return GroupArrays(
         task_id=task.task_id,
-        generation=lease.generation,
+        incarnation=lease.incarnation,
         lease_id=lease.lease_id,
         environment=task.environment,
         metadata=json.loads(task.metadata_json) if task.metadata_json else {},

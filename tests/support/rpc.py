@@ -28,12 +28,12 @@ from rollout_buffer.v1 import (
 )
 
 TIMEOUT_S = 20.0
-VERSION_0 = common_pb2.WeightVersion(epoch=1, version=0)
+VERSION_0 = common_pb2.WeightVersion(term=1, version=0)
 
 
 def version(number: int) -> common_pb2.WeightVersion:
-    """A weight version of the first epoch."""
-    return common_pb2.WeightVersion(epoch=1, version=number)
+    """A weight version of the first term."""
+    return common_pb2.WeightVersion(term=1, version=number)
 
 
 def failure(call: Callable[[], object]) -> RolloutBufferError:
@@ -59,7 +59,7 @@ def make_group(
     task_id: str,
     *,
     lease_id: str = "",
-    generation: int = 0,
+    incarnation: int = 0,
     lengths: Sequence[int] = (4, 6),
     version: common_pb2.WeightVersion = VERSION_0,
     seed: int = 0,
@@ -77,7 +77,7 @@ def make_group(
     header = groups_pb2.GroupHeader(
         task_id=task_id,
         lease_id=lease_id,
-        generation=generation,
+        incarnation=incarnation,
         environment=environment,
         worker_id="w",
         samples=[
@@ -153,7 +153,7 @@ class RunRpc:
 
     rpc: Rpc
     run_id: str
-    epoch: int = 1
+    term: int = 1
     cursor: int = 0
     worker_id: str = "worker"
     instance_id: str = "instance-1"
@@ -178,7 +178,7 @@ class RunRpc:
     def submit_request(self, tasks: Sequence[tasks_pb2.Task], **fields: Any) -> tasks_pb2.SubmitTasksRequest:
         values: dict[str, Any] = {
             "run": self.ref,
-            "epoch": self.epoch,
+            "term": self.term,
             "expected_cursor": self.cursor,
             "cursor": self.cursor + len(tasks),
             "request_id": uuid.uuid4().hex,
@@ -243,7 +243,7 @@ class RunRpc:
     def pull_request(self, step: int, wait_ms: int = 0, **fields: Any) -> batches_pb2.PullBatchRequest:
         values: dict[str, Any] = {
             "run": self.ref,
-            "epoch": self.epoch,
+            "term": self.term,
             "step": step,
             "rank": 0,
             "world_size": 1,
@@ -262,30 +262,30 @@ class RunRpc:
         return messages[0].batch, [group for message in messages[1:] for group in message.groups]
 
     def commit(self, through: int) -> batches_pb2.CommitResponse:
-        request = batches_pb2.CommitRequest(run=self.ref, epoch=self.epoch, through_step=through)
+        request = batches_pb2.CommitRequest(run=self.ref, term=self.term, through_step=through)
         return self.rpc.batches.Commit(request, timeout=TIMEOUT_S)
 
     def checkpoint(self, through: int) -> batches_pb2.CheckpointResponse:
-        request = batches_pb2.CheckpointRequest(run=self.ref, epoch=self.epoch, through_step=through)
+        request = batches_pb2.CheckpointRequest(run=self.ref, term=self.term, through_step=through)
         return self.rpc.batches.Checkpoint(request, timeout=TIMEOUT_S)
 
     def resume(self, **fields: Any) -> batches_pb2.ResumeResponse:
         """Take the run over; this object goes on as the new trainer."""
         values: dict[str, Any] = {"request_id": uuid.uuid4().hex, **fields}
         reply = self.rpc.batches.Resume(batches_pb2.ResumeRequest(run=self.ref, **values), timeout=TIMEOUT_S)
-        self.epoch, self.cursor = reply.epoch, reply.cursor
+        self.term, self.cursor = reply.term, reply.cursor
         return reply
 
     # ── weights ──
 
     def publish_request(self, version: int, **fields: Any) -> weights_pb2.PublishRequest:
-        return weights_pb2.PublishRequest(run=self.ref, epoch=self.epoch, version=version, **fields)
+        return weights_pb2.PublishRequest(run=self.ref, term=self.term, version=version, **fields)
 
     def publish(self, version: int, **fields: Any) -> weights_pb2.PublishResponse:
         return self.rpc.weights.Publish(self.publish_request(version, **fields), timeout=TIMEOUT_S)
 
     def announce(self, plan: weights_pb2.CollectivePlan) -> weights_pb2.PlanCollectiveResponse:
-        request = weights_pb2.PlanCollectiveRequest(run=self.ref, epoch=self.epoch, plan=plan)
+        request = weights_pb2.PlanCollectiveRequest(run=self.ref, term=self.term, plan=plan)
         return self.rpc.weights.PlanCollective(request, timeout=TIMEOUT_S)
 
     def watch(self) -> Any:
@@ -317,7 +317,7 @@ def manifest(name: str = "model.safetensors", url: str = "/weights/1") -> weight
     return weights_pb2.WeightManifest(files=weights_pb2.FilesManifest(base_url=url, files=[file]))
 
 
-def make_plan(version: int = 1, epoch: int = 1, **fields: Any) -> weights_pb2.CollectivePlan:
+def make_plan(version: int = 1, term: int = 1, **fields: Any) -> weights_pb2.CollectivePlan:
     """A valid plan for one engine."""
     values: dict[str, Any] = {
         "phase": weights_pb2.PLAN_PHASE_PREPARE,
@@ -332,4 +332,4 @@ def make_plan(version: int = 1, epoch: int = 1, **fields: Any) -> weights_pb2.Co
         "timeout_ms": 10_000,
         **fields,
     }
-    return weights_pb2.CollectivePlan(version=common_pb2.WeightVersion(epoch=epoch, version=version), **values)
+    return weights_pb2.CollectivePlan(version=common_pb2.WeightVersion(term=term, version=version), **values)

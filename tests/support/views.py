@@ -38,7 +38,7 @@ def make_view(
         policy=policy or RunPolicy(),
         revision=1,
         created_ms=1,
-        epoch=1,
+        term=1,
         published=ops.WeightVersion(1, 0),
         next_step=0,
         committed_steps=0,

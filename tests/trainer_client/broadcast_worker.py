@@ -29,7 +29,7 @@ _PHASES: dict[int, Phase] = {
 def plan_of_wire(wire: weights_pb2.CollectivePlan) -> CollectivePlan:
     """The plan that the trainer announced."""
     return CollectivePlan(
-        version=WeightVersion(wire.version.epoch, wire.version.version),
+        version=WeightVersion(wire.version.term, wire.version.version),
         phase=_PHASES[wire.phase],
         membership=wire.membership,
         master_address=wire.master_address,
@@ -102,7 +102,7 @@ class BroadcastWorker:
         self._watch = self._weights.WatchWeights(request)
         seen = b""
         for reply in self._watch:
-            self._published = WeightVersion(reply.published.epoch, reply.published.version)
+            self._published = WeightVersion(reply.published.term, reply.published.version)
             plan = reply.plan.SerializeToString() if reply.HasField("plan") else b""
             if plan and plan != seen:
                 self.engine.see(plan_of_wire(reply.plan))
@@ -120,13 +120,13 @@ class BroadcastWorker:
             engine_id=self.engine.engine_id,
             worker_id=f"worker-{self.engine.engine_id}",
             state=state,
-            loaded=common_pb2.WeightVersion(epoch=loaded.epoch, version=loaded.version),
+            loaded=common_pb2.WeightVersion(term=loaded.term, version=loaded.version),
             membership=shown["membership"],
             errors=shown["errors"],
             last_error=shown["last_error"],
         )
         if (prepared := shown["prepared"]) is not None:
-            message.prepared.CopyFrom(common_pb2.WeightVersion(epoch=prepared.epoch, version=prepared.version))
+            message.prepared.CopyFrom(common_pb2.WeightVersion(term=prepared.term, version=prepared.version))
         request = weights_pb2.ReportEngineRequest(run=common_pb2.RunRef(run_id=self._run_id), report=message)
         self._weights.ReportEngine(request, timeout=10)
 

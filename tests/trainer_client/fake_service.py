@@ -118,12 +118,14 @@ def pull_messages(
     head_version: int = 0,
     tail_version: int = 0,
     a_message: int = 2,
-    round_: int = 0,
+    micro_batch: int = 0,
     final: bool = True,
     earlier: Sequence[GroupArrays] = (),
     replayed: bool = False,
 ) -> list[bytes]:
-    """The messages of a pull of one rank, `a_message` groups in each; `earlier` groups are those of earlier rounds."""
+    """The messages of a pull of one rank, `a_message` groups in each; `earlier` groups are those of earlier
+    micro-batches.
+    """
     samples = [sample for group in (*earlier, *groups) for sample in group.samples]
     info = batches_pb2.BatchInfo(
         step=step,
@@ -137,7 +139,7 @@ def pull_messages(
         staleness_mean_milli=1500,
         staleness_max=2,
         replayed=replayed,
-        round=round_,
+        micro_batch=micro_batch,
         final=final,
     )
     messages = [batches_pb2.PullBatchResponse(revision=revision, revision_proof=PROOF, batch=info).SerializeToString()]

@@ -182,7 +182,7 @@ class Fleet:
 
         return cast("RunState", Seen)
 
-    def plan_collective(self, run_id: str, *, epoch: int, plan: CollectivePlan, timeout_s: float | None = None) -> None:
+    def plan_collective(self, run_id: str, *, term: int, plan: CollectivePlan, timeout_s: float | None = None) -> None:
         self.plans.append(plan)
         for engine in self.engines:
             engine.see(plan)

@@ -11,7 +11,7 @@ from trainer_client.batch import Batch
 from trainer_client.client.assembly import PullAssembly
 from trainer_client.client.driver import Deadline
 from trainer_client.client.requests import Submission
-from trainer_client.rounds import Place
+from trainer_client.micro_batches import PullKey
 from trainer_client.state import Submitted
 
 
@@ -81,48 +81,56 @@ class Inbox:
 
 
 def batch_of(
-    step: int, train_version: int = 0, groups: int = 1, response_len: int = 6, *, round_: int = 0, final: bool = True
+    step: int,
+    train_version: int = 0,
+    groups: int = 1,
+    response_len: int = 6,
+    *,
+    micro_batch: int = 0,
+    final: bool = True,
 ) -> Batch:
-    """A round of `groups` small groups, like those of the rounds before it."""
+    """A micro-batch of `groups` small groups, like those of the micro-batches before it."""
     assembly = PullAssembly("r", Revisions(), 0.0)
-    made = [arrays_for(f"s{step}g{i}", response_len=response_len) for i in range(groups * (round_ + 1))]
-    now, earlier = made[groups * round_ :], made[: groups * round_]
+    made = [arrays_for(f"s{step}g{i}", response_len=response_len) for i in range(groups * (micro_batch + 1))]
+    now, earlier = made[groups * micro_batch :], made[: groups * micro_batch]
     for message in pull_messages(
-        now, step=step, train_version=train_version, round_=round_, final=final, earlier=earlier
+        now, step=step, train_version=train_version, micro_batch=micro_batch, final=final, earlier=earlier
     ):
         assembly.add(message)
     return assembly.finish()
 
 
 class Shelf:
-    """The pullers' source: places below `ready` can be pulled, first rounds for no version below the published one."""
+    """The pullers' source: places below `ready` can be pulled, first micro-batches for no version below the published
+    one.
+    """
 
-    def __init__(self, ready: int = 1 << 30, rounds: int = 1) -> None:
-        self.ready = Place(ready)
-        self.rounds = rounds
-        """Rounds of each step."""
+    def __init__(self, ready: int = 1 << 30, micro_batches: int = 1) -> None:
+        self.ready = PullKey(ready)
+        self.micro_batches = micro_batches
+        """Micro-batches of each step."""
         self.published_version = 0
         self.pulls: list[tuple[int, int]] = []
-        """(step, train_version) of every pull that gave a step's first round, in order."""
-        self.given: list[Place] = []
-        """Every round that was given, in order."""
-        self.attempts: list[tuple[Place, int | None]] = []
+        """(step, train_version) of every pull that gave a step's first micro-batch, in order."""
+        self.given: list[PullKey] = []
+        """Every micro-batch that was given, in order."""
+        self.attempts: list[tuple[PullKey, int | None]] = []
         self.pending = 1
         self.failure: Exception | None = None
         self.make: Callable[[int, int], Batch] = batch_of
         self.changed = threading.Condition()
 
-    def pull(self, place: Place, train_version: int | None, within: Deadline) -> Batch:
+    def pull(self, pull_key: PullKey, train_version: int | None, within: Deadline) -> Batch:
         with self.changed:
-            self.attempts.append((place, train_version))
+            self.attempts.append((pull_key, train_version))
             self.changed.notify_all()
             if self.failure is not None:
                 raise self.failure
             if train_version is not None and train_version < self.published_version:
                 raise InvalidField("train_version", train_version, f"at least {self.published_version}")
-            if not self.changed.wait_for(lambda: place < self.ready, min(within.left_s(), 0.02)):
+            if not self.changed.wait_for(lambda: pull_key < self.ready, min(within.left_s(), 0.02)):
                 raise BatchNotReady(
-                    step=place.step,
+                    step=pull_key.step,
                     queued_groups=0,
                     needed_groups=1,
                     leased=0,
@@ -130,13 +138,18 @@ class Shelf:
                     waits_on="the workers",
                 )
             if train_version is not None:
-                self.pulls.append((place.step, train_version))
-            version = dict(self.pulls)[place.step]
-            self.given.append(place)
+                self.pulls.append((pull_key.step, train_version))
+            version = dict(self.pulls)[pull_key.step]
+            self.given.append(pull_key)
             self.changed.notify_all()
-            if self.rounds == 1:
-                return self.make(place.step, version)
-            return batch_of(place.step, version, round_=place.round, final=place.round == self.rounds - 1)
+            if self.micro_batches == 1:
+                return self.make(pull_key.step, version)
+            return batch_of(
+                pull_key.step,
+                version,
+                micro_batch=pull_key.micro_batch,
+                final=pull_key.micro_batch == self.micro_batches - 1,
+            )
 
     def wait_for_pulls(self, count: int, timeout_s: float = 10) -> None:
         with self.changed:

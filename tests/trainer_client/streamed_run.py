@@ -1,5 +1,6 @@
-"""A run that streams, played by the fake service: rounds close in order, N and train_version of a step stay what its
-first round said, what is closed can be pulled again."""
+"""A run that streams, played by the fake service: micro-batches close in order, N and train_version of a step stay what
+its first micro-batch said, what is closed can be pulled again.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,19 +14,19 @@ from tests.trainer_client.fake_service import FakeService, pull_messages
 
 @dataclass
 class Step:
-    """Step as it was decided when its first round closed."""
+    """Step as it was decided when its first micro-batch closed."""
 
     groups: int
     train_version: int
-    rounds: list[list[GroupArrays]] = field(default_factory=list)
+    micro_batches: list[list[GroupArrays]] = field(default_factory=list)
 
     @property
     def final(self) -> bool:
-        return sum(len(closed) for closed in self.rounds) == self.groups
+        return sum(len(closed) for closed in self.micro_batches) == self.groups
 
 
 class StreamedRun:
-    """Answers for run "r" with rounds of `world_size` · `micro` groups; as many groups as `arrived` have come."""
+    """Answers for run "r" in micro-batches of `world_size` · `micro` groups, with `arrived` groups there."""
 
     def __init__(self, fake: FakeService, *, batch_groups: int = 4, micro: int = 1, arrived: int = 1 << 30) -> None:
         self.policy = runs_pb2.RunPolicy(
@@ -36,9 +37,9 @@ class StreamedRun:
         self.steps: list[Step] = []
         self.published = 0
         self.committed = 0
-        self.epoch = 1
+        self.term = 1
         self.pulls: list[batches_pb2.PullBatchRequest] = []
-        """Pulls: those that were answered with a round."""
+        """Pulls: those that were answered with a micro-batch."""
         fake.answer("RunService/GetRun", lambda *_: runs_pb2.GetRunResponse(revision=1, run=self.run()))
         fake.answer("RunService/CreateRun", lambda *_: runs_pb2.CreateRunResponse(revision=1, run=self.run()))
         fake.answer("BatchService/Resume", self.resume)
@@ -54,18 +55,18 @@ class StreamedRun:
         return runs_pb2.Run(
             run_id="r",
             policy=self.policy,
-            epoch=self.epoch,
-            published=common_pb2.WeightVersion(epoch=self.epoch, version=self.published),
+            term=self.term,
+            published=common_pb2.WeightVersion(term=self.term, version=self.published),
             next_step=self.next_step,
             committed_steps=self.committed,
         )
 
     def resume(self, request: batches_pb2.ResumeRequest, _: Any) -> batches_pb2.ResumeResponse:
-        self.epoch += 1
+        self.term += 1
         start = request.next_step if request.HasField("next_step") else self.committed
         return batches_pb2.ResumeResponse(
             revision=1,
-            epoch=self.epoch,
+            term=self.term,
             next_step=start,
             next_unassembled_step=self.next_step,
             version=self.published,
@@ -81,25 +82,25 @@ class StreamedRun:
             self.committed = max(self.committed, request.commit_through_step + 1)
         return weights_pb2.PublishResponse(
             revision=1,
-            published=common_pb2.WeightVersion(epoch=self.epoch, version=self.published),
+            published=common_pb2.WeightVersion(term=self.term, version=self.published),
             committed_steps=self.committed,
         )
 
     def pull(self, request: batches_pb2.PullBatchRequest, _: Any) -> list[bytes] | RolloutBufferError:
-        replayed = request.step < len(self.steps) and request.round < len(self.steps[request.step].rounds)
+        replayed = request.step < len(self.steps) and request.micro_batch < len(self.steps[request.step].micro_batches)
         if not replayed and (error := self._close(request)):
             return error
         step = self.steps[request.step]
         self.pulls.append(request)
-        closed = step.rounds[: request.round + 1]
+        closed = step.micro_batches[: request.micro_batch + 1]
         mine, ranks = closed[-1][request.rank :: request.world_size], request.world_size
         others = [g for i, g in enumerate(closed[-1]) if i % ranks != request.rank]
         return pull_messages(
             mine,
             step=request.step,
             train_version=step.train_version,
-            round_=request.round,
-            final=step.final and request.round == len(step.rounds) - 1,
+            micro_batch=request.micro_batch,
+            final=step.final and request.micro_batch == len(step.micro_batches) - 1,
             # Totals are over all ranks.
             earlier=[*(g for each in closed[:-1] for g in each), *others],
             replayed=replayed,
@@ -109,8 +110,8 @@ class StreamedRun:
         if request.step > self.next_step:
             return StepAhead(request.step, self.next_step)
         step = self.steps[request.step] if request.step < len(self.steps) else None
-        if request.round > (len(step.rounds) if step else 0) or (step and step.final):
-            return InvalidField("round", request.round, "the next")
+        if request.micro_batch > (len(step.micro_batches) if step else 0) or (step and step.final):
+            return InvalidField("micro_batch", request.micro_batch, "the next")
         wanted = request.train_version if request.HasField("train_version") else None
         if step is None:
             if wanted is not None and wanted < self.published:
@@ -121,7 +122,7 @@ class StreamedRun:
             return InvalidField("train_version", wanted, f"{step.train_version}")
         size = min(
             request.world_size * self.policy.micro_batch_groups or step.groups,
-            step.groups - sum(len(closed) for closed in step.rounds),
+            step.groups - sum(len(closed) for closed in step.micro_batches),
         )
         if self.arrived - self.taken < size:
             return BatchNotReady(
@@ -132,7 +133,7 @@ class StreamedRun:
                 pending=0,
                 waits_on="the workers",
             )
-        step.rounds.append([arrays_for(f"g{self.taken + i:03d}") for i in range(size)])
+        step.micro_batches.append([arrays_for(f"g{self.taken + i:03d}") for i in range(size)])
         self.taken += size
         if request.step == len(self.steps):
             self.steps.append(step)

@@ -92,7 +92,7 @@ def one_sample(spans: list[tuple[int, int, int, int]], tokens: int = 8) -> Group
         finish_reason=groups_pb2.FINISH_REASON_LENGTH,
     )
     return GroupArrays(
-        task_id="t", generation=3, samples=[sample], environment="sums", metadata={"answer": 7, "why": ["ä"]}
+        task_id="t", incarnation=3, samples=[sample], environment="sums", metadata={"answer": 7, "why": ["ä"]}
     )
 
 
@@ -126,7 +126,7 @@ def test_versions_of_an_abandoned_timeline_never_look_newer_than_the_group(
 
 def test_a_group_says_where_it_comes_from() -> None:
     (group,) = assemble(pull_messages([one_sample([(1, 0, 2, 8)])])).groups
-    assert (group.task_id, group.generation, group.environment, group.worker_id) == ("t", 3, "sums", "tester")
+    assert (group.task_id, group.incarnation, group.environment, group.worker_id) == ("t", 3, "sums", "tester")
     assert group.metadata == {"answer": 7, "why": ["ä"]}
     assert group.rewards.tolist() == [0.0]
     assert group.samples[0].finish_reason == "length"

@@ -341,7 +341,7 @@ def test_errors_of_the_service_reach_the_loop(service: ServiceProcess, client: B
     with client.session(run_id, options=QUICK) as session:
         client.resume(run_id)  # another trainer
         dataset = BufferDataset[object](service.address, run_id, start=session.start, pull_timeout_s=DEADLINE_S)
-        with pytest.raises(RuntimeError, match="StaleEpoch"):
+        with pytest.raises(RuntimeError, match="StaleTerm"):
             list(follow(session, loader_of(dataset, 1)))
 
 
@@ -363,7 +363,7 @@ def test_a_loader_that_pulls_further_ahead_than_the_gate_knows_is_refused(
 def test_collated_batches_survive_a_pickle(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
     client.create_run(run_id, POLICY)
     pushed(service, run_id, 1)
-    batch = client.pull(run_id, epoch=1, step=0, timeout_s=10)
+    batch = client.pull(run_id, term=1, step=0, timeout_s=10)
     copied = pickle.loads(pickle.dumps(batch))
     assert contents(copied) == contents(batch)
     assert copied.info == batch.info

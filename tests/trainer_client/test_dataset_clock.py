@@ -53,7 +53,7 @@ class Story:
 
 
 def start_at(step: int, version: int) -> Resumed:
-    return Resumed(epoch=2, next_step=step, next_unassembled_step=step, version=version, cursor=0, feeder_state=b"")
+    return Resumed(term=2, next_step=step, next_unassembled_step=step, version=version, cursor=0, feeder_state=b"")
 
 
 @pytest.mark.parametrize("per_publish", [1, 2, 3, 5])

@@ -117,11 +117,11 @@ def test_a_log_line_is_not_appended_to_it(
     bar(wait(2, short(8)))
     seen: list[str] = []
 
-    class Look(logging.Handler):
+    class Heard(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             seen.append(shown(terminal))
 
-    look = Look()
+    look = Heard()
     logger = logging.getLogger("trainer_client")
     logger.addHandler(look)
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buffer_wire.errors import BatchNotReady, InvalidField, NotCommitted, RunExists, StaleEpoch, UnknownRun
+from buffer_wire.errors import BatchNotReady, InvalidField, NotCommitted, RunExists, StaleTerm, UnknownRun
 from rollout_buffer.v1 import common_pb2, weights_pb2, weights_pb2_grpc
 from tests.support.push import GroupArrays, Pusher, PushingWorker, arrays_for
 from tests.support.service import ServiceProcess
@@ -73,7 +73,7 @@ def test_groups_come_out_as_they_went_in(service: ServiceProcess, client: Buffer
     with Pusher(service.address, run_id) as pusher:
         pusher.push(*groups)
     for step in range(2):
-        batch = client.pull(run_id, epoch=1, step=step, timeout_s=10)
+        batch = client.pull(run_id, term=1, step=step, timeout_s=10)
         assert_same(batch, groups[3 * step : 3 * step + 3])
         assert (batch.info.total_groups, batch.info.total_samples, batch.info.replayed) == (3, 12, False)
         assert batch.info.total_tokens == sum(sample.tokens for sample in batch.samples)
@@ -81,7 +81,7 @@ def test_groups_come_out_as_they_went_in(service: ServiceProcess, client: Buffer
     ledger = client.ledger(run_id)
     assert ledger.balanced
     assert (ledger.groups.accepted.groups, ledger.groups.delivered.groups) == (6, 6)
-    assert client.commit(run_id, epoch=1, through_step=1) == 2
+    assert client.commit(run_id, term=1, through_step=1) == 2
     assert client.ledger(run_id).groups.trained.groups == 6
 
 
@@ -91,7 +91,7 @@ def test_a_batch_of_many_messages_comes_out_whole(service: ServiceProcess, clien
     with Pusher(service.address, run_id) as pusher:
         for group in groups:
             pusher.push(group)
-    batch = client.pull(run_id, epoch=1, step=0, timeout_s=10)
+    batch = client.pull(run_id, term=1, step=0, timeout_s=10)
     assert batch.received_bytes > 4 << 20
     assert_same(batch, groups)
 
@@ -160,7 +160,7 @@ def test_a_resume_replays_what_was_not_in_the_checkpoint(
         assert saved == [3]
         with client.session(run_id, policy=policy, tasks=tasks(40), next_step=saved[0], options=QUICK) as session:
             assert session.start.next_unassembled_step >= 6
-            assert (session.version, session.epoch) == (3, session.start.epoch)
+            assert (session.version, session.term) == (3, session.start.term)
             for batch in session:
                 if batch.step in before:
                     assert contents(batch) == before[batch.step]
@@ -186,12 +186,12 @@ def test_a_trainer_that_was_taken_over_is_refused(service: ServiceProcess, clien
     ):
         next(zombie)
         with client.session(run_id, tasks=tasks(200), options=QUICK) as session:
-            assert session.epoch == zombie.epoch + 1
-            with pytest.raises(StaleEpoch):
+            assert session.term == zombie.term + 1
+            with pytest.raises(StaleTerm):
                 zombie.publish()
-            with pytest.raises(StaleEpoch):
+            with pytest.raises(StaleTerm):
                 zombie.checkpoint()
-            with pytest.raises(StaleEpoch):
+            with pytest.raises(StaleTerm):
                 next(zombie)
             # The zombie harmed nobody: its successor gets the very batch that it had.
             batch = next(session)
@@ -232,7 +232,7 @@ def test_a_rank_that_joins_without_a_broadcast_goes_on_after_the_commit(
             next(first)
             first.publish()
         with client.session(run_id, rank=1, world_size=2, options=QUICK) as second:
-            assert (second.epoch, second.next_step, second.version) == (first.epoch, 2, 2)
+            assert (second.term, second.next_step, second.version) == (first.term, 2, 2)
 
 
 def test_weights_are_published_as_files_and_tidied_up(
@@ -265,7 +265,7 @@ def test_a_directory_is_published_without_a_publisher(client: BufferClient, run_
         assert session.publish(tmp_path) == 1
         with pytest.raises(InvalidField, match="where there is no publisher"):
             session.publish(lambda _: None)
-        assert session.state().published == WeightVersion(session.epoch, 1)
+        assert session.state().published == WeightVersion(session.term, 1)
 
 
 def test_a_checkpoint_commits_what_was_trained(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
@@ -280,7 +280,7 @@ def test_a_checkpoint_commits_what_was_trained(service: ServiceProcess, client: 
         run = session.state()
         assert (run.next_step, run.committed_steps, run.checkpointed_steps) == (2, 2, 2)
         with pytest.raises(NotCommitted):
-            client.checkpoint(run_id, epoch=session.epoch, through_step=2)
+            client.checkpoint(run_id, term=session.term, through_step=2)
 
 
 def test_an_error_in_the_tasks_reaches_the_training_loop(
@@ -306,7 +306,7 @@ def test_more_prefetch_than_declared_is_refused_where_staleness_is_bounded(clien
     with pytest.raises(InvalidField) as raised, client.session(run_id, prefetch=1):
         pass
     assert raised.value.attributes["field"] == "prefetch"
-    assert client.run(run_id).epoch == 1
+    assert client.run(run_id).term == 1
 
 
 def test_a_run_must_exist_or_be_described(client: BufferClient, run_id: str) -> None:
@@ -318,7 +318,7 @@ def test_a_run_must_exist_or_be_described(client: BufferClient, run_id: str) -> 
     assert raised.value.attributes["differs"].startswith("batch_groups")
     assert client.update_policy(run_id, Policy(batch_groups=3)).batch_groups == 3
     with client.session(run_id, policy=Policy(batch_groups=3)) as session:
-        assert session.epoch == 2
+        assert session.term == 2
     assert run_id in client.runs()
 
 
@@ -330,7 +330,7 @@ def test_waiting_for_engines_ends_when_they_report(service: ServiceProcess, clie
             engine_id="e0",
             worker_id="w0",
             state=weights_pb2.ENGINE_STATE_READY,
-            loaded=common_pb2.WeightVersion(epoch=session.epoch, version=1),
+            loaded=common_pb2.WeightVersion(term=session.term, version=1),
         )
         told: list[str] = []
 
@@ -350,20 +350,20 @@ def test_the_asyncio_client_does_the_same(service: ServiceProcess, run_id: str) 
         async with AsyncBufferClient(service.address, ClientOptions(timeout_s=20)) as client:
             await client.create_run(run_id, Policy(batch_groups=2))
             resumed = await client.resume(run_id)
-            submission = Submission(epoch=resumed.epoch, expected_cursor=0, cursor=2, tasks=tasks(2))
+            submission = Submission(term=resumed.term, expected_cursor=0, cursor=2, tasks=tasks(2))
             assert (await client.submit_tasks(run_id, submission)).task_ids == ("t0", "t1")
             with pytest.raises(BatchNotReady):
-                await client.pull(run_id, epoch=resumed.epoch, step=0, timeout_s=0.2)
+                await client.pull(run_id, term=resumed.term, step=0, timeout_s=0.2)
             with PushingWorker(service.address, run_id):
-                batch = await client.pull(run_id, epoch=resumed.epoch, step=0, timeout_s=20)
+                batch = await client.pull(run_id, term=resumed.term, step=0, timeout_s=20)
             assert sorted(ids(batch)) == ["t0", "t1"]
-            done = await client.publish(run_id, epoch=resumed.epoch, version=1, commit_through=0)
-            assert (done.version, done.committed_steps) == (WeightVersion(resumed.epoch, 1), 1)
-            assert await client.checkpoint(run_id, epoch=resumed.epoch, through_step=0) == 1
+            done = await client.publish(run_id, term=resumed.term, version=1, commit_through=0)
+            assert (done.version, done.committed_steps) == (WeightVersion(resumed.term, 1), 1)
+            assert await client.checkpoint(run_id, term=resumed.term, through_step=0) == 1
             assert (await client.ledger(run_id)).balanced
             assert (await client.run(run_id)).cursor == 2
             assert run_id in await client.runs()
-            with pytest.raises(StaleEpoch):
-                await client.commit(run_id, epoch=resumed.epoch - 1, through_step=0)
+            with pytest.raises(StaleTerm):
+                await client.commit(run_id, term=resumed.term - 1, through_step=0)
 
     asyncio.run(story())

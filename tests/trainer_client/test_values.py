@@ -48,7 +48,7 @@ FULL = Policy(
     order="stalest_first",
     environments={"easy": 1, "hard": Environment(share=0, priority=3), "": Environment(priority=0)},
     staleness_measure="mean",
-    max_generations=3,
+    max_incarnations=3,
     cancel_stale_leases=False,
     filter_equal_rewards=True,
     filter_min_response_tokens=1,

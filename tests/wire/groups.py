@@ -21,7 +21,7 @@ def make_header(
             loss_tokens=n - min(1, n - 1),
             reward=1.0,
             finish_reason=pb.FINISH_REASON_STOP,
-            spans=[pb.VersionSpan(version=common_pb2.WeightVersion(epoch=1, version=2), start=min(1, n - 1), end=n)],
+            spans=[pb.VersionSpan(version=common_pb2.WeightVersion(term=1, version=2), start=min(1, n - 1), end=n)],
         )
         for n in lengths
     ]

@@ -24,7 +24,7 @@ Items: TypeAlias = list[tuple[groups_pb2.GroupHeader, bytes]]
 headers = st.builds(
     groups_pb2.GroupHeader,
     task_id=st.text(max_size=20),
-    generation=st.integers(0, 2**32 - 1),
+    incarnation=st.integers(0, 2**32 - 1),
     metadata_json=st.text(max_size=200),
 )
 payloads = st.binary(max_size=400)

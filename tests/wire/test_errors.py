@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from buffer_wire import status
-from buffer_wire.errors import InvalidField, RolloutBufferError, StaleEpoch, by_reason
+from buffer_wire.errors import InvalidField, RolloutBufferError, StaleTerm, by_reason
 
 pytestmark = pytest.mark.matrix
 
@@ -42,8 +42,8 @@ def test_an_error_of_another_process_comes_whole() -> None:
 
 
 def test_errors_carry_their_data() -> None:
-    error = StaleEpoch(epoch=1, current=2)
-    assert dict(error.attributes) == {"epoch": "1", "current": "2"}
+    error = StaleTerm(term=1, current=2)
+    assert dict(error.attributes) == {"term": "1", "current": "2"}
     assert not error.retryable
 
 

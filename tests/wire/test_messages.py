@@ -10,7 +10,7 @@ from rollout_buffer.v1 import common_pb2, tasks_pb2, weights_pb2
 
 @dataclass(frozen=True)
 class Version:
-    epoch: int = 0
+    term: int = 0
     version: int = 0
 
 
@@ -39,8 +39,8 @@ def test_words_and_dataclasses_travel_there_and_back(prepared: Version | None) -
 
 def test_what_is_given_takes_the_place_of_what_is_there() -> None:
     sent = message_of(common_pb2.WeightVersion, Version(1, 2), version=9)
-    assert (sent.epoch, sent.version) == (1, 9)
-    assert value_of(Version, sent, epoch=4) == Version(4, 9)
+    assert (sent.term, sent.version) == (1, 9)
+    assert value_of(Version, sent, term=4) == Version(4, 9)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def test_a_serialized_message_is_that_message_and_empty_bytes_are_none() -> None
 
 
 def test_a_field_that_nobody_gives_is_no_silent_zero() -> None:
-    with pytest.raises(AttributeError, match="epoch"):
+    with pytest.raises(AttributeError, match="term"):
         message_of(common_pb2.WeightVersion, object())
 
 

@@ -47,11 +47,11 @@ BROKEN: list[tuple[str, Callable[[pb.GroupHeader], object]]] = [
     ("samples[0].spans[0]", _set("samples#0.spans#0.start", 2)),
     ("samples[0].spans", _set("samples#0.spans#0.end", 4)),
     ("samples[0].spans", lambda h: h.samples[0].ClearField("spans")),
-    ("samples[0].spans[0].version.epoch", _set("samples#0.spans#0.version.epoch", 0)),
+    ("samples[0].spans[0].version.term", _set("samples#0.spans#0.version.term", 0)),
     ("samples[0].spans[0].version.version", _set("samples#0.spans#0.version.version", 1 << 43)),
     ("samples[1].spans[0].version.version", _set("samples#1.spans#0.version.version", (1 << 64) - 1)),
     ("samples[0].spans[1]", lambda h: h.samples[0].spans.add(start=2, end=3)),
-    ("samples[0].spans[1].version.epoch", lambda h: h.samples[0].spans.add(start=5, end=6)),
+    ("samples[0].spans[1].version.term", lambda h: h.samples[0].spans.add(start=5, end=6)),
     ("samples[0].turns[0]", lambda h: h.samples[0].turns.add(role="user", start=3, end=9)),
     ("columns", lambda h: h.columns.pop()),
     ("columns[0].name", _set("columns#0.name", "tokens")),
@@ -101,7 +101,7 @@ def test_spans_may_not_run_backwards() -> None:
     sample = header.samples[0]
     sample.spans[0].end = 3
     late = sample.spans.add(start=3, end=5)
-    late.version.epoch, late.version.version = 1, 1
+    late.version.term, late.version.version = 1, 1
     with pytest.raises(InvalidField, match="not below"):
         check_group(header, len(layout.write_payload(columns)))
 
@@ -129,14 +129,14 @@ def test_what_the_service_needs_to_know_is_summed_up_on_the_way() -> None:
     assert summary.version_tokens == 2 * 2 + 2 * 9 + 6 * 2
 
 
-def test_a_continuation_may_hold_unfinished_and_empty_samples() -> None:
+def test_a_partial_rollout_may_hold_unfinished_and_empty_samples() -> None:
     header, columns = make_header([5, 7])
     header.samples[0].finish_reason = pb.FINISH_REASON_ABORTED
     header.samples[1].prompt_len = 7
     header.samples[1].loss_tokens = 0
     header.samples[1].finish_reason = pb.FINISH_REASON_ABORTED
     header.samples[1].ClearField("spans")
-    check_group(header, len(layout.write_payload(columns)), continuation=True)
+    check_group(header, len(layout.write_payload(columns)), partial_rollout=True)
 
 
 def test_declared_sizes_beyond_memory_are_refused_without_allocating() -> None:

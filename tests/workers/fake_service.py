@@ -39,7 +39,7 @@ class FakeTask:
     task: tasks_pb2.Task
     attempt: int = 0
     leased_to: str = ""
-    continuation: groups_pb2.Group | None = None
+    partial_rollout: groups_pb2.Group | None = None
     result: groups_pb2.Group | None = None
     failed: bool = False
 
@@ -87,14 +87,14 @@ class FakeService:
     wait: "tasks_pb2.LeaseWait.ValueType" = tasks_pb2.LEASE_WAIT_NO_TASKS
     max_unavailable: int = 0
     """Engines that may load at once; 0: all."""
-    places: set[str] = field(default_factory=set)
+    permits: set[str] = field(default_factory=set)
     """Engines that may load now, where there is a limit."""
     port: int = 0
 
     def __post_init__(self) -> None:
         self.hold_pushes.set()
         self.hold_reports.set()
-        self.published = common_pb2.WeightVersion(epoch=1)
+        self.published = common_pb2.WeightVersion(term=1)
         self.manifest: weights_pb2.WeightManifest | None = None
         self.plan: weights_pb2.CollectivePlan | None = None
         self.engines: dict[str, weights_pb2.EngineReport] = {}
@@ -131,9 +131,9 @@ class FakeService:
                 self.tasks[task.task_id] = FakeTask(task)
             self._changed.notify_all()
 
-    async def publish(self, epoch: int, version: int, manifest: weights_pb2.WeightManifest | None = None) -> None:
+    async def publish(self, term: int, version: int, manifest: weights_pb2.WeightManifest | None = None) -> None:
         async with self._changed:
-            self.published = common_pb2.WeightVersion(epoch=epoch, version=version)
+            self.published = common_pb2.WeightVersion(term=term, version=version)
             self.manifest = manifest
             self.plan = None
             self.revision += 1
@@ -202,7 +202,7 @@ class FakeService:
                     task=task.task,
                     attempt=task.attempt,
                     ttl_ms=self.ttl_ms,
-                    continuation=task.continuation,
+                    partial_rollout=task.partial_rollout,
                 )
                 for task in granted
             ],
@@ -283,8 +283,8 @@ class _Tasks(tasks_pb2_grpc.TaskServiceServicer):
                 continue
             task.leased_to = ""
             task.failed = returned.kind == tasks_pb2.RETURN_KIND_FAILED and not self.fake.retry_failed
-            if returned.HasField("continuation"):
-                task.continuation = returned.continuation
+            if returned.HasField("partial_rollout"):
+                task.partial_rollout = returned.partial_rollout
             outcomes.append(tasks_pb2.RETURN_OUTCOME_FAILED if task.failed else tasks_pb2.RETURN_OUTCOME_PENDING)
         await self.fake.changed()
         return tasks_pb2.ReturnLeasesResponse(revision=self.fake.revision, outcomes=outcomes)
@@ -363,14 +363,14 @@ class _Weights(weights_pb2_grpc.WeightServiceServicer):
         fake.reports.append(request.report)
         fake.engines[engine_id] = request.report
         if not request.wants_load:
-            fake.places.discard(engine_id)
-        elif fake.max_unavailable and len(fake.places | {engine_id}) <= fake.max_unavailable:
-            fake.places.add(engine_id)
+            fake.permits.discard(engine_id)
+        elif fake.max_unavailable and len(fake.permits | {engine_id}) <= fake.max_unavailable:
+            fake.permits.add(engine_id)
         await fake.changed()
         return weights_pb2.ReportEngineResponse(
             revision=fake.revision,
             published=fake.published,
-            may_load=not fake.max_unavailable or engine_id in fake.places,
+            may_load=not fake.max_unavailable or engine_id in fake.permits,
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
-from rollout_workers.engine.types import GroupPlace, PauseMode, TensorSpec
+from rollout_workers.engine.types import PauseMode, ProcessGroup, TensorSpec
 from rollout_workers.fleet.reporter import Reporter
 from rollout_workers.service.client import ServiceClient
 from rollout_workers.slots.slot import EngineSlot
@@ -45,9 +45,9 @@ class RecordingEngine(SimulatedEngine):
         self.calls.append(f"hand over {version_label}")
         await self._may_mix(super().load_tensors(path, version_label))
 
-    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
-        self.calls.append(f"join {place.group_name} {place.rank}/{place.world_size}")
-        await super().join_group(place, deadline_s=deadline_s)
+    async def join_group(self, process_group: ProcessGroup, *, deadline_s: float) -> None:
+        self.calls.append(f"join {process_group.group_name} {process_group.rank}/{process_group.world_size}")
+        await super().join_group(process_group, deadline_s=deadline_s)
 
     async def leave_group(self, group_name: str) -> None:
         self.calls.append(f"leave {group_name}")
@@ -90,18 +90,18 @@ class Loading:
         self.fetcher = fetcher
         self.permits = permits
 
-    def files(self, epoch: int, version: int) -> weights_pb2.FilesManifest:
-        return weight_files(self.tmp_path / f"published-{epoch}.{version}", {"model": b"%d.%d" % (epoch, version)})
+    def files(self, term: int, version: int) -> weights_pb2.FilesManifest:
+        return weight_files(self.tmp_path / f"published-{term}.{version}", {"model": b"%d.%d" % (term, version)})
 
-    async def publish(self, epoch: int, version: int) -> None:
-        await self.fake.publish(epoch, version, weights_pb2.WeightManifest(files=self.files(epoch, version)))
+    async def publish(self, term: int, version: int) -> None:
+        await self.fake.publish(term, version, weights_pb2.WeightManifest(files=self.files(term, version)))
 
     async def until(self, holds: Any) -> None:
         """Wait for a change of the slot."""
         assert await self.slot.changes.until(holds, 10), self.engine.calls
 
-    async def until_loaded(self, epoch: int, version: int) -> None:
-        target = Version(epoch, version)
+    async def until_loaded(self, term: int, version: int) -> None:
+        target = Version(term, version)
         await self.until(lambda: self.slot.current and self.slot.loaded == target)
         await self.until(lambda: not self.slot.loading)
 

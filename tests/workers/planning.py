@@ -17,11 +17,11 @@ def plan(
     membership: int = 1,
     members: tuple[str, ...] = ("w.e0", "w.e1"),
     timeout_ms: int = 5_000,
-    epoch: int = 1,
+    term: int = 1,
     established: bool = False,
 ) -> weights_pb2.CollectivePlan:
     return weights_pb2.CollectivePlan(
-        version=common_pb2.WeightVersion(epoch=epoch, version=version),
+        version=common_pb2.WeightVersion(term=term, version=version),
         phase=phase,
         membership=membership,
         master_address="127.0.0.1",

@@ -31,7 +31,7 @@ class Scene:
     def __init__(self, function: Function, **more: Any) -> None:
         self.most = more.pop("most", 3)
         self.timeout_s = more.pop("timeout_s", 30.0)
-        self.continuation: groups_pb2.Group | None = more.pop("continuation", None)
+        self.partial_rollout: groups_pb2.Group | None = more.pop("partial_rollout", None)
         options = {
             "tokens_per_s": more.pop("tokens_per_s", 1e4),
             "context_length": more.pop("context_length", 1_000),
@@ -44,9 +44,9 @@ class Scene:
         self.progress = GroupProgress(lease(self.task), PROMPT)
 
     async def build(self) -> Episodes:
-        if self.continuation is not None:
-            self.progress = GroupProgress(lease(self.task, attempt=2, continuation=self.continuation), PROMPT)
-            assert self.progress.take_continuation() is None
+        if self.partial_rollout is not None:
+            self.progress = GroupProgress(lease(self.task, attempt=2, partial_rollout=self.partial_rollout), PROMPT)
+            assert self.progress.take_partial_rollout() is None
         if self.task.messages:
             self.progress.prompt_ids = await self.prompts.token_ids(self.task)
         self.slot = EngineSlot("e", self.engine, await self.engine.info(), base_model=None)

@@ -62,10 +62,10 @@ async def test_group_of_a_resumed_trainer_is_joined_though_it_has_the_same_numbe
         await it.publish(2, 1)
         await it.until_loaded(2, 1)
         it.engine.calls.clear()
-        of_another_trainer = plan(2, PREPARE, epoch=2)
+        of_another_trainer = plan(2, PREPARE, term=2)
         of_another_trainer.master_port = 2
         await fake.announce(of_another_trainer)
-        await fake.until(lambda: fake.engine().prepared == common_pb2.WeightVersion(epoch=2, version=2))
+        await fake.until(lambda: fake.engine().prepared == common_pb2.WeightVersion(term=2, version=2))
         assert it.engine.calls == ["leave g1", "join g1 1/3", "pause retract"]
 
 

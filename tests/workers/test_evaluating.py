@@ -69,11 +69,11 @@ def test_an_evaluation_that_comes_right_before_a_publish_is_generated_wholly_bef
     assert_balanced(client, run_id, trained)
 
 
-def test_weights_that_no_trainer_has_changed_yet_are_evaluated_in_any_epoch(
+def test_weights_that_no_trainer_has_changed_yet_are_evaluated_in_any_term(
     service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
 ) -> None:
     with worker_process(service.address, run_id, tmp_path, *FAST) as worker:
-        for _ in range(2):  # The second trainer's version 0 is of another epoch, and the same weights.
+        for _ in range(2):  # The second trainer's version 0 is of another term, and the same weights.
             with (
                 client.session(run_id, policy=POLICY, options=OPTIONS) as session,
                 session.evaluate(EVALUATED) as evaluation,
@@ -128,7 +128,7 @@ def test_what_a_killed_worker_evaluated_is_evaluated_by_another(
     service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
 ) -> None:
     client.create_run(run_id, POLICY)
-    evaluation = client.evaluate(run_id, EVALUATED, epoch=1)
+    evaluation = client.evaluate(run_id, EVALUATED, term=1)
     with worker_process(service.address, run_id, tmp_path / "one", *SLOW) as killed:
         until_leased(evaluation)
         killed.kill()
@@ -141,7 +141,7 @@ def test_a_worker_that_is_stopped_hands_its_evaluations_back(
     service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
 ) -> None:
     client.create_run(run_id, POLICY)
-    evaluation = client.evaluate(run_id, EVALUATED, epoch=1)
+    evaluation = client.evaluate(run_id, EVALUATED, term=1)
     with worker_process(service.address, run_id, tmp_path, *SLOW) as worker:
         until_leased(evaluation)
         assert worker.stop() == 0

@@ -95,7 +95,7 @@ class Calls:
         return tasks_pb2.ExtendLeasesResponse(states=[tasks_pb2.LEASE_STATE_LIVE] * len(lease_ids), ttl_ms=60_000)
 
     async def give_back(self, holder: str, returns: Sequence[tasks_pb2.LeaseReturn]) -> tasks_pb2.ReturnLeasesResponse:
-        assert not any(back.HasField("continuation") for back in returns)
+        assert not any(back.HasField("partial_rollout") for back in returns)
         self.returned += [(back.lease_id, back.kind) for back in returns]
         return tasks_pb2.ReturnLeasesResponse(outcomes=[tasks_pb2.RETURN_OUTCOME_PENDING] * len(returns))
 
@@ -255,7 +255,7 @@ async def test_a_hand_back_that_was_broken_off_is_made_up_for_by_the_next_reques
             began.set()
             return await asyncio.Future()
 
-        at.calls.give_back = hangs  # type: ignore[method-assign]
+        at.calls.give_back = hangs  # type: ignore[assignment, method-assign]
         await at.until(lambda: len(at.calls.asked) == 1)
         at.load(NEWER)
         at.calls.submit("a")

@@ -57,7 +57,7 @@ async def test_superseded_versions_are_skipped(fake: FakeService, tmp_path: Path
         assert len(loads) <= 2
 
 
-async def test_lower_version_of_a_new_epoch_is_loaded(fake: FakeService, tmp_path: Path) -> None:
+async def test_lower_version_of_a_new_term_is_loaded(fake: FakeService, tmp_path: Path) -> None:
     async with loading(fake, tmp_path) as it:
         await it.publish(1, 7)
         await it.until_loaded(1, 7)

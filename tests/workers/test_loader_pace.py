@@ -62,7 +62,7 @@ def superseding(it: Loading, monkeypatch: pytest.MonkeyPatch, successors: dict[V
         place = await fetch(version, *args, **more)
         if version in successors:
             newer = successors[version]
-            await it.publish(newer.epoch, newer.version)
+            await it.publish(newer.term, newer.version)
             assert await it.watcher.changes.until(lambda: it.watcher.latest is not None, 5)
             assert await it.watcher.changes.until(lambda: it.watcher.latest.version == newer, 5)  # type: ignore[union-attr]
         return place
@@ -93,7 +93,7 @@ async def test_one_version_that_is_superseded_while_it_is_fetched_is_skipped(
         assert loads(it) == ["load 1.2", "load 1.4"]
 
 
-async def test_version_of_an_epoch_that_is_over_is_never_loaded(
+async def test_version_of_a_term_that_is_over_is_never_loaded(
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with loading(fake, tmp_path) as it:
@@ -109,7 +109,7 @@ async def test_slow_fetch_that_has_cost_the_turn_costs_no_second_one(
 ) -> None:
     monkeypatch.setattr(loader, "_FETCH_IN_LINE_S", 0.05)
     fake.max_unavailable = 1
-    fake.places.add("somebody")
+    fake.permits.add("somebody")
     async with loading(fake, tmp_path) as it, never_quarantined(it):
         await it.until_loaded(1, 0)
         await it.publish(1, 1)
@@ -127,6 +127,6 @@ async def test_slow_fetch_that_has_cost_the_turn_costs_no_second_one(
             await it.until(lambda: it.permits.wanted)
         await it.publish(1, 3)
         assert await it.watcher.changes.until(lambda: it.watcher.latest.version == Version(1, 3), 5)  # type: ignore[union-attr]
-        fake.places.clear()
+        fake.permits.clear()
         await it.until_loaded(1, 3)
         assert loads(it) == ["load 1.2", "load 1.3"]

@@ -181,7 +181,7 @@ async def test_engines_that_report_the_version_and_an_address_are_the_peers(fake
     def report(engine_id: str, version: int, url: str, silent_ms: int = 0) -> None:
         fake.engines[engine_id] = weights_pb2.EngineReport(
             engine_id=engine_id,
-            loaded=common_pb2.WeightVersion(epoch=1, version=version),
+            loaded=common_pb2.WeightVersion(term=1, version=version),
             weights_url=url,
             silent_ms=silent_ms,
         )
@@ -275,7 +275,7 @@ async def test_trainer_and_workers_share_no_directory(tmp_path: Path) -> None:
         (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "model" / name).write_bytes(data)
     publisher = FilesPublisher(tmp_path / "trainer", serve="http")
-    published = publisher.write(tmp_path / "model", epoch=1, version=1)
+    published = publisher.write(tmp_path / "model", term=1, version=1)
     manifest = weights_pb2.FilesManifest(base_url=published.base_url)
     for file in published.files:
         manifest.files.add(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256)

@@ -243,7 +243,7 @@ async def test_a_refused_token_is_replaced_where_its_file_has_another(
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        buffer_wire.connection.access, "LOOK_S", float("inf")
+        buffer_wire.connection.access, "POLL_S", float("inf")
     )  # Read again when it is refused, and not before.
     file = tmp_path / "token"
     file.write_text("first")

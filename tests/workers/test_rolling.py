@@ -66,38 +66,38 @@ async def test_no_more_engines_than_allowed_are_out_of_service_at_once(fake: Fak
             await it.until_loaded(1, 1)
         watching.cancel()
         assert max(out_of_service) == 1
-        await fake.until(lambda: not fake.places)
+        await fake.until(lambda: not fake.permits)
 
 
 async def test_engine_without_a_place_serves_on_and_fetches_meanwhile(fake: FakeService, tmp_path: Path) -> None:
     fake.max_unavailable = 1
-    fake.places.add("somebody")
+    fake.permits.add("somebody")
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
         await it.publish(1, 1)
         await fake.until(lambda: it.permits.wanted)
         assert (it.engine.calls, it.slot.leasable, it.state) == ([], True, "READY")
         assert [path.name.partition("-")[0] for path in (tmp_path / "weights-w.e0").glob("[0-9]*")] == ["1.1"]
-        fake.places.clear()
+        fake.permits.clear()
         await it.until_loaded(1, 1)
 
 
 async def test_version_that_is_superseded_while_it_waits_is_skipped(fake: FakeService, tmp_path: Path) -> None:
     fake.max_unavailable = 1
-    fake.places.add("somebody")
+    fake.permits.add("somebody")
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
         await it.publish(1, 1)
         await it.until(lambda: it.permits.wanted)
         await it.publish(1, 2)
-        fake.places.clear()
+        fake.permits.clear()
         await it.until_loaded(1, 2)
         assert loads(it) == ["load 1.2"]
 
 
 async def test_newer_version_does_not_cost_the_turn(fake: FakeService, tmp_path: Path) -> None:
     fake.max_unavailable = 1
-    fake.places.add("somebody")
+    fake.permits.add("somebody")
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
         await it.publish(1, 1)
@@ -107,7 +107,7 @@ async def test_newer_version_does_not_cost_the_turn(fake: FakeService, tmp_path:
             await it.publish(1, version)
             await eventually(partial(is_fetched, tmp_path, version))
         assert not gave_up.done()
-        fake.places.clear()
+        fake.permits.clear()
         await it.until_loaded(1, 3)
         assert loads(it) == ["load 1.3"]
         assert await gave_up
@@ -120,13 +120,13 @@ async def test_failed_load_gives_the_place_back(fake: FakeService, tmp_path: Pat
         it.engine.fail_next_loads(1)
         await it.publish(1, 1)
         await it.until(lambda: it.slot.errors == 1)
-        await fake.until(lambda: not fake.places)
+        await fake.until(lambda: not fake.permits)
         await it.until_loaded(1, 1)
 
 
 async def test_engine_that_serves_nothing_needs_no_place(fake: FakeService, tmp_path: Path) -> None:
     fake.max_unavailable = 1
-    fake.places.add("somebody")
+    fake.permits.add("somebody")
     await fake.publish(1, 1, weights_pb2.WeightManifest())
     async with loading(fake, tmp_path) as it:
         await it.publish(1, 2)
@@ -147,14 +147,14 @@ async def test_hold_keeps_the_weights_until_it_is_released(fake: FakeService, tm
 
 async def test_hold_that_begins_while_a_place_is_awaited_goes_first(fake: FakeService, tmp_path: Path) -> None:
     fake.max_unavailable = 1
-    fake.places.add("somebody")
+    fake.permits.add("somebody")
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
         hold = it.slot.hold = Hold(active=False)
         await it.publish(1, 1)
         await it.until(lambda: it.permits.wanted)
         hold.take()
-        fake.places.clear()
+        fake.permits.clear()
         await it.until(lambda: not it.permits.wanted)
         assert it.engine.calls == []
         hold.let_go()
@@ -174,7 +174,7 @@ async def test_hold_goes_before_a_collective_update(fake: FakeService, tmp_path:
 
 async def test_collective_update_goes_before_a_load_that_has_no_place_yet(fake: FakeService, tmp_path: Path) -> None:
     fake.max_unavailable = 1
-    fake.places.add("somebody")
+    fake.permits.add("somebody")
     async with loading(fake, tmp_path) as it:
         await it.until_loaded(1, 0)
         await it.publish(1, 1)

@@ -98,9 +98,9 @@ async def test_function_that_always_raises_gives_its_sample_up_and_keeps_the_sib
     with pytest.raises(SamplesFailed, match=r"sample 2 was given up: .*OSError: the sandbox is gone"):
         await scene.run()
     assert scene.engine.answered == {0: 1, 1: 1, 2: 3, 3: 1}
-    kept = scene.progress.to_continuation("w")
+    kept = scene.progress.to_partial_rollout("w")
 
-    second = Scene(two_turns, continuation=kept)
+    second = Scene(two_turns, partial_rollout=kept)
     assert await second.run()
     assert second.engine.answered == {2: 2}
     header, _ = second.group()

@@ -54,7 +54,7 @@ async def interrupted(scene: Scene, when: Callable[[], bool]) -> groups_pb2.Grou
     await episodes.stop()
     assert not await asyncio.wait_for(running, 10)
     assert scene.balanced()
-    return scene.progress.to_continuation("w")
+    return scene.progress.to_partial_rollout("w")
 
 
 async def test_interrupted_samples_start_anew_and_finished_siblings_are_kept() -> None:
@@ -62,7 +62,7 @@ async def test_interrupted_samples_start_anew_and_finished_siblings_are_kept() -
     kept = await interrupted(first, lambda: sum(len(s.turns) for s in first.progress.samples) == 7)
     assert kept is not None
     assert first.progress.discarded == {"not_resumable": 30}
-    second = Scene(two_turns, continuation=kept)
+    second = Scene(two_turns, partial_rollout=kept)
     assert await second.run()
     assert second.engine.answered == {1: 2, 2: 2, 3: 2}
     header, _ = second.group()
@@ -84,7 +84,7 @@ async def test_resumable_function_goes_on_in_the_middle_of_a_turn() -> None:
         await time_passes(0.1)
         await episodes.stop()
         assert not await asyncio.wait_for(running, 10)
-        return first.progress.to_continuation("w")
+        return first.progress.to_partial_rollout("w")
 
     kept = await later()
     assert kept is not None
@@ -92,7 +92,7 @@ async def test_resumable_function_goes_on_in_the_middle_of_a_turn() -> None:
     assert 41 < len(before) < 81
     assert first.progress.discarded == {}
 
-    second = Scene(function, group_size=1, length=40, continuation=kept)
+    second = Scene(function, group_size=1, length=40, partial_rollout=kept)
     assert await second.run()
     assert function.found == [[], ["assistant", "tool"]]
     after = second.progress.samples[0]
@@ -110,7 +110,7 @@ async def test_resumable_function_goes_on_between_turns() -> None:
     kept = await interrupted(first, lambda: sum(len(s.turns) for s in first.progress.samples) == 2)
     function.hold.set()
     function.found.clear()
-    second = Scene(function, group_size=2, continuation=kept)
+    second = Scene(function, group_size=2, partial_rollout=kept)
     assert await second.run()
     assert function.found == [["assistant"], ["assistant"]]
     assert second.engine.answered == {0: 2, 1: 2}
@@ -146,7 +146,7 @@ async def test_single_turn_worker_does_not_go_on_with_the_turns_of_a_function() 
     function.hold.clear()
     first = Scene(function, group_size=1)
     kept = await interrupted(first, lambda: len(first.progress.samples[0].turns) == 1)
-    second = Scene(function, group_size=1, continuation=kept)
+    second = Scene(function, group_size=1, partial_rollout=kept)
     await second.build()
     assert await SingleTurn(second.progress, second.slot, Attempts(1), timeout_s=10).run()
     assert second.progress.discarded == {"another_function": 10}

@@ -95,7 +95,7 @@ async def test_stop_keeps_finished_siblings_and_another_worker_makes_the_others(
         await first.worker._dispatchers[0]._slot.changes.until(lambda: first.engine.answered.total() == 4)
         await first.end()
     (returned,) = given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)
-    finishes = [sample.finish_reason for sample in returned.continuation.header.samples]
+    finishes = [sample.finish_reason for sample in returned.partial_rollout.header.samples]
     assert finishes == [groups_pb2.FINISH_REASON_STOP, *[groups_pb2.FINISH_REASON_ABORTED] * 3]
     counters = first.worker.counters
     assert (counters.tokens_returned, counters.tokens_discarded) == (8, Counter({"not_resumable": 24}))
@@ -110,7 +110,7 @@ async def test_stop_keeps_finished_siblings_and_another_worker_makes_the_others(
 async def test_stop_during_turns_is_no_failure_and_a_resumable_function_loses_nothing(
     fake: FakeService, tmp_path: Path
 ) -> None:
-    class Rounds:
+    class Turns:
         resumable = True
 
         async def __call__(self, episode: Episode) -> float:
@@ -123,17 +123,17 @@ async def test_stop_during_turns_is_no_failure_and_a_resumable_function_loses_no
 
     slow = SimulatedOptions(tokens_per_s=100.0, length_median=30.0, length_sigma=0.0)
     await fake.submit(*(task(f"t{i}", max_new_tokens=256) for i in range(3)))
-    made: dict[str, Any] = {"rollout": Rollout("m:f", Rounds())}
+    made: dict[str, Any] = {"rollout": Rollout("m:f", Turns())}
     async with working(fake, tmp_path, simulated=slow, **made) as first:
         await fake.until(lambda: sum(bool(t.leased_to) for t in fake.tasks.values()) == 3)
         await first.worker._dispatchers[0]._slot.changes.until(lambda: first.engine.answered.total() >= 12)
         await first.end()
     assert len(given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)) == 3
     assert first.worker.counters.tokens_discarded == {}
-    kept = {i: t.continuation for i, t in fake.tasks.items()}
+    kept = {i: t.partial_rollout for i, t in fake.tasks.items()}
     async with working(fake, tmp_path, worker_id="w2", simulated=QUICK, **made) as second:
         await fake.until(all_done(fake))
-    assert second.worker.counters.continuations == 3
+    assert second.worker.counters.partial_rollouts == 3
     for task_id, group in fake.results().items():
         before = kept[task_id]
         assert before is not None

@@ -94,11 +94,11 @@ async def test_sample_that_always_fails_is_given_up_and_its_siblings_are_kept_fo
     with pytest.raises(SamplesFailed, match=r"sample 2 was given up: .*a fault was injected"):
         await turn.run()
     assert engine.answered == {0: 1, 1: 1, 2: 3, 3: 1}
-    kept = turn.progress.to_continuation("w")
+    kept = turn.progress.to_partial_rollout("w")
     assert kept is not None
 
-    progress = GroupProgress(lease(task(max_new_tokens=10_000), attempt=2, continuation=kept), PROMPT)
-    assert progress.take_continuation() is None
+    progress = GroupProgress(lease(task(max_new_tokens=10_000), attempt=2, partial_rollout=kept), PROMPT)
+    assert progress.take_partial_rollout() is None
     second, other, _ = await turn_of(progress=progress)
     assert await second.run()
     assert other.answered == {2: 1}
@@ -255,7 +255,7 @@ async def test_sample_without_a_reward_goes_back_without_its_response(fake: Fake
         # Twice under the first lease, once more under the second; its siblings but once.
         assert running.engine.answered == {0: 1, 1: 1, 2: 3, 3: 1}
     assert "sample 2 was given up" in returned.error
-    assert finishes(returned.continuation) == ["STOP", "STOP", "ABORTED", "STOP"]
+    assert finishes(returned.partial_rollout) == ["STOP", "STOP", "ABORTED", "STOP"]
 
 
 async def test_judge_that_is_down_throws_no_response_away(fake: FakeService, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ async def test_judge_that_is_down_throws_no_response_away(fake: FakeService, tmp
     async with working(fake, tmp_path, reward=judge) as running:
         returned = await failed_return(fake)
         assert running.engine.answered == {0: 1, 1: 1, 2: 1, 3: 1}
-    assert finishes(returned.continuation) == ["STOP"] * 4
+    assert finishes(returned.partial_rollout) == ["STOP"] * 4
     assert judge.asked == {0: 3, 1: 3, 2: 3, 3: 3}
 
 
@@ -298,9 +298,9 @@ async def test_given_up_sample_is_all_that_the_next_lease_generates(fake: FakeSe
         await fake.until(all_done(fake))
         assert running.engine.answered == {0: 1, 1: 1, 2: 4, 3: 1}
         counters = running.worker.counters
-        assert (counters.samples, counters.samples_again, counters.continuations) == (4, 2, 1)
+        assert (counters.samples, counters.samples_again, counters.partial_rollouts) == (4, 2, 1)
     assert returned.kind == tasks_pb2.RETURN_KIND_FAILED
-    assert finishes(returned.continuation) == ["STOP", "STOP", "ABORTED", "STOP"]
+    assert finishes(returned.partial_rollout) == ["STOP", "STOP", "ABORTED", "STOP"]
     assert fake.results()["t1"].header.lease_id == "t1/0/2"
 
 

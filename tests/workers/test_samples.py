@@ -40,7 +40,7 @@ def test_group_lays_prompt_and_response_of_each_sample_end_to_end() -> None:
     assert [s.reward for s in header.samples] == [1.0, 0.5]
     assert (header.metadata_json, header.environment, header.worker_id) == ('{"answer": 7}', "sums", "w")
     span = header.samples[0].spans[0]
-    assert (span.version.epoch, span.version.version, span.start, span.end) == (1, 0, 3, 5)
+    assert (span.version.term, span.version.version, span.start, span.end) == (1, 0, 3, 5)
 
 
 def test_spans_of_one_version_join_over_engine_calls() -> None:
@@ -53,7 +53,7 @@ def test_spans_of_one_version_join_over_engine_calls() -> None:
     assert sample.finish == "length"
 
 
-def test_lower_version_of_a_newer_epoch_is_newer() -> None:
+def test_lower_version_of_a_newer_term_is_newer() -> None:
     sample = GroupProgress(lease(task(group_size=1)), PROMPT).samples[0]
     sample.append(generated(0, [5], ("1.9", 0, 1), finish="abort"), version_of)
     sample.append(generated(0, [6], ("2.3", 0, 1)), version_of)
@@ -68,20 +68,20 @@ def test_falling_version_is_refused_and_changes_nothing() -> None:
     assert sample.output_ids.tolist() == [5]
 
 
-def test_continuation_round_trip_keeps_tokens_logprobs_spans_and_finished_samples() -> None:
+def test_partial_rollout_micro_batch_trip_keeps_tokens_logprobs_spans_and_finished_samples() -> None:
     first = GroupProgress(lease(task(group_size=3)), PROMPT)
     first.samples[0].append(generated(0, [5, 6], ("1.1", 0, 1), ("1.2", 1, 2)), version_of)
     first.samples[1].append(generated(1, [7], ("1.2", 0, 1), finish="abort"), version_of)
-    continuation = first.to_continuation("w")
-    assert continuation is not None
-    assert [s.finish_reason for s in continuation.header.samples] == [
+    partial_rollout = first.to_partial_rollout("w")
+    assert partial_rollout is not None
+    assert [s.finish_reason for s in partial_rollout.header.samples] == [
         groups_pb2.FINISH_REASON_STOP,
         groups_pb2.FINISH_REASON_ABORTED,
         groups_pb2.FINISH_REASON_ABORTED,
     ]
 
-    second = GroupProgress(lease(task(group_size=3), attempt=2, continuation=continuation), PROMPT)
-    assert second.take_continuation() is None
+    second = GroupProgress(lease(task(group_size=3), attempt=2, partial_rollout=partial_rollout), PROMPT)
+    assert second.take_partial_rollout() is None
     assert second.unfinished == [1, 2]
     assert second.newest == Version(1, 2)
     for before, after in zip(first.samples, second.samples, strict=True):
@@ -103,15 +103,15 @@ def with_masks(index: int, *masks: list[int], finish: FinishReason = "stop") -> 
     return replace(new, columns={"sampling_mask": TokenRows.of(masks)})
 
 
-def test_rows_of_an_engines_column_belong_to_the_tokens_it_made_over_continuations_and_turns() -> None:
+def test_rows_of_an_engines_column_belong_to_the_tokens_it_made_over_partial_rollouts_and_turns() -> None:
     of = task(group_size=2, columns=["sampling_mask"])
     first = GroupProgress(lease(of), PROMPT)
     first.samples[0].append(with_masks(0, [5, 9], [6], finish="abort"), version_of)
     first.samples[0].interject(np.array([30, 31], np.int32))
-    continuation = first.to_continuation("w")
+    partial_rollout = first.to_partial_rollout("w")
 
-    second = GroupProgress(lease(of, attempt=2, continuation=continuation), PROMPT)
-    assert second.take_continuation() is None
+    second = GroupProgress(lease(of, attempt=2, partial_rollout=partial_rollout), PROMPT)
+    assert second.take_partial_rollout() is None
     second.samples[0].append(with_masks(0, [7, 8, 9]), version_of)
     second.samples[1].append(with_masks(1, [4], [3, 1]), version_of)
     header, payload = second.to_group([0, 0], "w2")
@@ -133,29 +133,29 @@ def test_rows_of_a_sample_that_starts_anew_are_forgotten() -> None:
     assert read_payload(header, payload)["sampling_mask"].tolist() == [4, 2, 1]
 
 
-def test_continuation_without_the_columns_of_its_task_is_not_used() -> None:
-    continuation = progress_of(2, 2, finish="abort").to_continuation("w")
+def test_partial_rollout_without_the_columns_of_its_task_is_not_used() -> None:
+    partial_rollout = progress_of(2, 2, finish="abort").to_partial_rollout("w")
     of = task(group_size=2, columns=["sampling_mask"])
-    progress = GroupProgress(lease(of, continuation=continuation), PROMPT)
-    assert "lacks the column sampling_mask" in (progress.take_continuation() or "")
+    progress = GroupProgress(lease(of, partial_rollout=partial_rollout), PROMPT)
+    assert "lacks the column sampling_mask" in (progress.take_partial_rollout() or "")
     assert progress.tokens == 0
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0, 2, 2], [0, 0, 0, -1, 4], [3, 0, 0, 0, 0]])
-def test_continuation_whose_counts_are_not_those_of_its_rows_is_not_used(counts: list[int]) -> None:
+def test_partial_rollout_whose_counts_are_not_those_of_its_rows_is_not_used(counts: list[int]) -> None:
     of = task(group_size=1, columns=["sampling_mask"])
     progress = GroupProgress(lease(of), PROMPT)
     progress.samples[0].append(with_masks(0, [5, 9], [6], finish="abort"), version_of)
-    continuation = progress.to_continuation("w")
-    assert continuation is not None
+    partial_rollout = progress.to_partial_rollout("w")
+    assert partial_rollout is not None
     # The counts are the last column.
-    continuation.payload = continuation.payload[: -4 * len(counts)] + np.array(counts, np.int32).tobytes()
-    progress = GroupProgress(lease(of, continuation=continuation), PROMPT)
-    assert "by the counts" in (progress.take_continuation() or "")
+    partial_rollout.payload = partial_rollout.payload[: -4 * len(counts)] + np.array(counts, np.int32).tobytes()
+    progress = GroupProgress(lease(of, partial_rollout=partial_rollout), PROMPT)
+    assert "by the counts" in (progress.take_partial_rollout() or "")
 
 
-def test_nothing_generated_is_no_continuation() -> None:
-    assert GroupProgress(lease(), PROMPT).to_continuation("w") is None
+def test_nothing_generated_is_no_partial_rollout() -> None:
+    assert GroupProgress(lease(), PROMPT).to_partial_rollout("w") is None
 
 
 @pytest.mark.parametrize(
@@ -166,21 +166,23 @@ def test_nothing_generated_is_no_continuation() -> None:
         (lambda group: setattr(group.header.samples[0].spans[0], "end", 99), "spans"),
     ],
 )
-def test_damaged_continuation_is_not_used(change: "object", why: str) -> None:
-    continuation = progress_of(2, 2, finish="abort").to_continuation("w")
-    assert continuation is not None
-    change(continuation)  # type: ignore[operator]
-    progress = GroupProgress(lease(task(group_size=2), continuation=continuation), PROMPT)
-    assert why in (progress.take_continuation() or "")
+def test_damaged_partial_rollout_is_not_used(change: "object", why: str) -> None:
+    partial_rollout = progress_of(2, 2, finish="abort").to_partial_rollout("w")
+    assert partial_rollout is not None
+    change(partial_rollout)  # type: ignore[operator]
+    progress = GroupProgress(lease(task(group_size=2), partial_rollout=partial_rollout), PROMPT)
+    assert why in (progress.take_partial_rollout() or "")
     assert progress.tokens == 0
 
 
-def test_continuation_of_another_prompt_or_size_is_not_used() -> None:
-    continuation = progress_of(2, 2, finish="abort").to_continuation("w")
-    other_prompt = GroupProgress(lease(task(group_size=2), continuation=continuation), np.array([1, 2, 4], np.int32))
-    assert other_prompt.take_continuation() == "its prompt is not the task's"
-    other_size = GroupProgress(lease(task(group_size=3), continuation=continuation), PROMPT)
-    assert "the task asks for 3" in (other_size.take_continuation() or "")
+def test_partial_rollout_of_another_prompt_or_size_is_not_used() -> None:
+    partial_rollout = progress_of(2, 2, finish="abort").to_partial_rollout("w")
+    other_prompt = GroupProgress(
+        lease(task(group_size=2), partial_rollout=partial_rollout), np.array([1, 2, 4], np.int32)
+    )
+    assert other_prompt.take_partial_rollout() == "its prompt is not the task's"
+    other_size = GroupProgress(lease(task(group_size=3), partial_rollout=partial_rollout), PROMPT)
+    assert "the task asks for 3" in (other_size.take_partial_rollout() or "")
 
 
 def test_unfinished_or_empty_sample_makes_no_group() -> None:
@@ -202,5 +204,5 @@ def test_labels_that_no_worker_gave_are_no_versions(label: str) -> None:
     assert Version.parse(label) is None
 
 
-def test_label_round_trip() -> None:
+def test_label_micro_batch_trip() -> None:
     assert Version.parse(Version(2, 17).label) == Version(2, 17)

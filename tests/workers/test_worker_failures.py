@@ -37,7 +37,7 @@ async def test_prompt_that_cannot_be_used_fails_its_task_alone(
         await fake.until(lambda: "good" in fake.results())
     assert returned.lease_id == "bad/0/1"
     assert error in returned.error
-    assert not returned.HasField("continuation")
+    assert not returned.HasField("partial_rollout")
 
 
 async def test_failed_reward_keeps_the_samples(fake: FakeService, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ async def test_failed_reward_keeps_the_samples(fake: FakeService, tmp_path: Path
         returned = await failed_return(fake)
         assert running.worker.counters.last_error == returned.error
     assert "for sample 0: ValueError: no answer in the metadata" in returned.error
-    assert len(returned.continuation.header.samples) == 4
+    assert len(returned.partial_rollout.header.samples) == 4
 
 
 async def test_invalid_group_fails_its_task_with_the_services_error(fake: FakeService, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ async def test_invalid_group_fails_its_task_with_the_services_error(fake: FakeSe
         returned = await failed_return(fake)
         await fake.until(lambda: len(fake.results()) == 1)
     assert returned.error == "the group breaks a rule"
-    assert not returned.HasField("continuation")
+    assert not returned.HasField("partial_rollout")
 
 
 async def test_fault_of_the_worker_over_one_task_fails_that_task_alone(

@@ -29,9 +29,9 @@ def test_stopped_worker_hands_its_work_to_the_next(
             batch = next(session)
             assert second.stop() == 0
     assert sorted(group.task_id for group in batch.groups) == [task.task_id for task in tasks]
-    assert "continuation not used" not in second.said()
+    assert "partial rollout not used" not in second.said()
     state = client.run(run_id)
-    assert state.statistics["continuation_tokens_discarded"] == 0
+    assert state.statistics["partial_rollout_tokens_discarded"] == 0
     assert state.ledger.tasks.completed == 4
 
 
@@ -66,7 +66,7 @@ def test_restarted_worker_of_the_same_name_gets_its_tasks_back_at_once(
 
 
 def interrupted(service: ServiceProcess, client: BufferClient, run_id: str, folder: Path) -> None:
-    """Four leases are begun by a worker that is stopped, so that four continuations of version 0 are left."""
+    """Four leases are begun by a worker that is stopped, so that four partial rollouts of version 0 are left."""
     with worker_process(service.address, run_id, folder, *SLOW, worker_id="first") as worker:
         until(lambda: client.ledger(run_id).tasks.leased == 4, "four leases")
         time.sleep(0.7)
@@ -75,7 +75,7 @@ def interrupted(service: ServiceProcess, client: BufferClient, run_id: str, fold
 
 
 @pytest.mark.parametrize(("spread", "kept"), [(1, False), (5, True)])
-def test_continuation_beyond_the_spread_starts_anew(
+def test_partial_rollout_beyond_the_spread_starts_anew(
     service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path, spread: int, kept: bool
 ) -> None:
     tasks = list(itertools.islice(endless(max_new_tokens=200), 4))
@@ -90,9 +90,9 @@ def test_continuation_beyond_the_spread_starts_anew(
         state = session.state()
     versions = {tuple(span.version.version for span in sample.spans) for sample in batch.samples}
     assert versions == ({(0, 3)} if kept else {(3,)})
-    assert {group.generation for group in batch.groups} == {0}
-    assert state.statistics["continuations_beyond_spread"] == (0 if kept else 4)
-    assert (state.statistics["continuation_tokens_discarded"] > 0) == (not kept)
+    assert {group.incarnation for group in batch.groups} == {0}
+    assert state.statistics["partial_rollouts_beyond_spread"] == (0 if kept else 4)
+    assert (state.statistics["partial_rollout_tokens_discarded"] > 0) == (not kept)
 
 
 def test_lease_that_can_no_longer_be_fresh_is_taken_back_and_begun_anew(

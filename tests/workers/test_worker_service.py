@@ -118,13 +118,13 @@ def test_resumed_trainer_takes_the_workers_back_to_its_version(
         with client.session(run_id, policy=policy, tasks=endless(), publisher=publisher, options=OPTIONS) as first:
             for batch in itertools.islice(first, 6):
                 first.publish(write_weights(b"%d" % batch.step))
-            epoch = first.epoch
+            term = first.term
         with client.session(run_id, tasks=endless(), publisher=publisher, next_step=3, options=OPTIONS) as second:
             assert second.version == 3
             until(
                 lambda: (
-                    (client.run(run_id).engines[0].loaded.epoch, client.run(run_id).engines[0].loaded.version)
-                    == (epoch + 1, 3)
+                    (client.run(run_id).engines[0].loaded.term, client.run(run_id).engines[0].loaded.version)
+                    == (term + 1, 3)
                 ),
                 "the engine is back at version 3",
             )

@@ -27,20 +27,20 @@ async def test_stop_hands_partial_work_back_and_another_worker_finishes_it(fake:
         await first.end()
     returned = given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)
     assert len(returned) == 3
-    kept = {r.lease_id.split("/")[0]: r.continuation.header for r in returned}
+    kept = {r.lease_id.split("/")[0]: r.partial_rollout.header for r in returned}
     for header in kept.values():
         assert {s.finish_reason for s in header.samples} == {groups_pb2.FINISH_REASON_ABORTED}
         assert all(10 <= s.tokens - s.prompt_len < 60 for s in header.samples)
 
-    began = {t: fake.tasks[t].continuation for t in kept}
+    began = {t: fake.tasks[t].partial_rollout for t in kept}
     async with working(fake, tmp_path, worker_id="w2") as second:
         await fake.until(all_done(fake))
-    assert second.worker.counters.continuations == 3
-    for task_id, continuation in began.items():
-        assert continuation is not None
-        old = read_payload(continuation.header, continuation.payload)["token_ids"]
+    assert second.worker.counters.partial_rollouts == 3
+    for task_id, partial_rollout in began.items():
+        assert partial_rollout is not None
+        old = read_payload(partial_rollout.header, partial_rollout.payload)["token_ids"]
         at = 0
-        for sample, ids in zip(continuation.header.samples, fake.tokens(task_id), strict=True):
+        for sample, ids in zip(partial_rollout.header.samples, fake.tokens(task_id), strict=True):
             assert ids[: sample.tokens] == old[at : at + sample.tokens].tolist()
             assert len(ids) <= 63
             at += sample.tokens
@@ -66,10 +66,10 @@ async def test_stop_hands_back_groups_that_nobody_takes(fake: FakeService, tmp_p
         running.worker.stop()
     returned = given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)
     assert [r.lease_id for r in returned] == ["t1/0/1"]
-    assert groups_pb2.FINISH_REASON_ABORTED not in {s.finish_reason for s in returned[0].continuation.header.samples}
+    assert groups_pb2.FINISH_REASON_ABORTED not in {s.finish_reason for s in returned[0].partial_rollout.header.samples}
 
 
-async def test_finished_samples_of_a_continuation_are_not_generated_again(fake: FakeService, tmp_path: Path) -> None:
+async def test_finished_samples_of_a_partial_rollout_are_not_generated_again(fake: FakeService, tmp_path: Path) -> None:
     fake.hold_pushes.clear()
     await fake.submit(task("t1"))
     async with working(fake, tmp_path, drain_grace_s=1.5) as first:
@@ -132,7 +132,7 @@ async def test_stop_hands_the_work_of_an_engine_back_that_does_not_abort(fake: F
     returned = given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)
     assert sorted(r.lease_id for r in returned) == ["t0/0/1", "t1/0/1"]
     # The 2 tokens of each sample that had arrived, after a prompt of 3.
-    assert [s.tokens for r in returned for s in r.continuation.header.samples] == [5, 5, 5, 5]
+    assert [s.tokens for r in returned for s in r.partial_rollout.header.samples] == [5, 5, 5, 5]
 
 
 async def test_stop_does_not_wait_for_a_service_that_takes_no_last_report(fake: FakeService, tmp_path: Path) -> None:
@@ -146,7 +146,9 @@ async def test_stop_does_not_wait_for_a_service_that_takes_no_last_report(fake: 
     fake.hold_reports.set()
 
 
-async def test_continuation_waits_for_an_engine_that_is_behind_its_weights(fake: FakeService, tmp_path: Path) -> None:
+async def test_partial_rollout_waits_for_an_engine_that_is_behind_its_weights(
+    fake: FakeService, tmp_path: Path
+) -> None:
     files = weight_files(tmp_path / "v1", {"model": b"1"})
     await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
     await fake.submit(task("t1", max_new_tokens=40))
@@ -155,7 +157,7 @@ async def test_continuation_waits_for_an_engine_that_is_behind_its_weights(fake:
         await fake.until(lambda: bool(fake.tasks["t1"].leased_to))
         await time_passes(0.3)
         await first.end()
-    assert fake.tasks["t1"].continuation is not None
+    assert fake.tasks["t1"].partial_rollout is not None
     # A second worker that hears of version 0 first, and of version 1 only after it has the lease.
     await fake.publish(1, 0)
     async with working(fake, tmp_path, worker_id="w2"):

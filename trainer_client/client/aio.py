@@ -26,8 +26,8 @@ from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.aio import AsyncEvaluationCalls
 from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec
 from trainer_client.forks import CALLS, Holder
+from trainer_client.micro_batches import MicroBatches
 from trainer_client.policy import Policy, changed
-from trainer_client.rounds import Rounds
 from trainer_client.state import Ledger, RunState
 from trainer_client.waiting import OnWait, WaitNotices
 
@@ -149,37 +149,37 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         self,
         run_id: str,
         *,
-        epoch: int,
+        term: int,
         step: int,
         rank: int = 0,
         world_size: int = 1,
         train_version: int | None = None,
-        round: int | None = None,  # noqa: A002 - the wire's word
+        micro_batch: int | None = None,
         batch_groups: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> Batch:
-        """Pull a rank's shard of a step, or of one `round` of it, as soon as it is there."""
+        """Pull a rank's shard of a step, or of one `micro_batch` of it, as soon as it is there."""
         spec = PullSpec(
-            epoch=epoch,
+            term=term,
             step=step,
             rank=rank,
             world_size=world_size,
             train_version=train_version,
-            round=round or 0,
+            micro_batch=micro_batch or 0,
             batch_groups=batch_groups,
         )
         loop = self.pull_loop(run_id)
         deadline = Deadline.after(timeout_s)
-        rounds = Rounds()
+        micro_batches = MicroBatches()
         while True:
             notices = WaitNotices(f"pulling {spec}", self.target, on_wait)
             attempt = partial(self.try_pull, run_id, spec)
             batch = await loop.run_async(attempt, notices.tell, deadline.left_s())
-            if round is not None:
+            if micro_batch is not None:
                 return batch
-            rounds.add(batch)
-            if (whole := rounds.whole()) is not None:
+            micro_batches.add(batch)
+            if (whole := micro_batches.whole()) is not None:
                 return whole
             spec = spec.following()
 
@@ -207,17 +207,17 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         version: int,
         count: engines.Quorum = 1,
         *,
-        epoch: int | None = None,
+        term: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> RunState:
-        """Wait until `count` engines (a float: that share of them) are ready with `version` of `epoch` or newer."""
+        """Wait until `count` engines (a float: that share of them) are ready with `version` of `term` or newer."""
         deadline = Deadline.after(timeout_s)
         notices = WaitNotices(f"waiting for version {version} on {engines.said(count)}", self.target, on_wait)
         poll_s = engines.FIRST_POLL_S
         while True:
             run = await self.run(run_id, timeout_s=max(engines.LEAST_ANSWER_S, deadline.left_s()))
-            missing = engines.not_loaded(run, version, count, epoch)
+            missing = engines.not_loaded(run, version, count, term)
             if missing is None:
                 return run
             if deadline.left_s() == 0.0:

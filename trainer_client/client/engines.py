@@ -38,13 +38,13 @@ def quorum_of(quorum: Quorum, run: RunState) -> int:
     return quorum if isinstance(quorum, int) else max(1, math.ceil(quorum * len(in_service(run)) - 1e-9))
 
 
-def not_loaded(run: RunState, version: int, quorum: Quorum, epoch: int | None) -> NotReady | None:
-    """Return None when that many engines are ready with (epoch, version) or newer, else an error that names the missing
+def not_loaded(run: RunState, version: int, quorum: Quorum, term: int | None) -> NotReady | None:
+    """Return None when that many engines are ready with (term, version) or newer, else an error that names the missing
     ones.
 
-    `epoch` None: the run's. A higher version of an abandoned timeline does not count as newer. Raises InvalidField.
+    `term` None: the run's. A higher version of an abandoned timeline does not count as newer. Raises InvalidField.
     """
-    wanted = WeightVersion(run.epoch if epoch is None else epoch, version)
+    wanted = WeightVersion(run.term if term is None else term, version)
     count = quorum_of(quorum, run)
     ready = [engine for engine in in_service(run) if engine.state == "ready" and engine.loaded >= wanted]
     if len(ready) >= count:

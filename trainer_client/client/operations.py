@@ -27,8 +27,8 @@ from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.blocking import EvaluationCalls
 from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec
 from trainer_client.forks import CALLS
+from trainer_client.micro_batches import MicroBatches
 from trainer_client.policy import Policy, changed
-from trainer_client.rounds import Rounds
 from trainer_client.state import Ledger, RunState
 from trainer_client.waiting import OnWait, WaitNotices
 
@@ -163,47 +163,47 @@ class ServiceClient(EvaluationCalls):
         self,
         run_id: str,
         *,
-        epoch: int,
+        term: int,
         step: int,
         rank: int = 0,
         world_size: int = 1,
         train_version: int | None = None,
-        round: int | None = None,  # noqa: A002 - the wire's word
+        micro_batch: int | None = None,
         batch_groups: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> "Batch":
-        """Pull a rank's shard of a step, or of one `round` of it, as soon as it is there.
+        """Pull a rank's shard of a step, or of one `micro_batch` of it, as soon as it is there.
 
-        `step`: the next unassembled one, or any earlier one that is still retained. `world_size` is fixed for an epoch
+        `step`: the next unassembled one, or any earlier one that is still retained. `world_size` is fixed for a term
         by its first pull. `train_version`: the version whose weights will train on the batch, at least the published
-        one; None: the published one. `round`: None gathers the whole step; a number pulls that round of a run that
-        streams, any that has closed or the next. `batch_groups`: N of this step, equal for every rank; None: the
-        policy's.
+        one; None: the published one. `micro_batch`: None gathers the whole step; a number pulls that micro-batch of a
+        run that streams, any that has closed or the next. `batch_groups`: N of this step, equal for every rank; None:
+        the policy's.
 
         Raises BatchNotReady after `timeout_s`, naming the shortage and on whom the step waits, ServiceUnreachable after
-        as long; StaleEpoch, StepAhead, ReplayGap, WorldSizeMismatch, RunPaused, FailureBudgetExceeded.
+        as long; StaleTerm, StepAhead, ReplayGap, WorldSizeMismatch, RunPaused, FailureBudgetExceeded.
         """
         spec = PullSpec(
-            epoch=epoch,
+            term=term,
             step=step,
             rank=rank,
             world_size=world_size,
             train_version=train_version,
-            round=round or 0,
+            micro_batch=micro_batch or 0,
             batch_groups=batch_groups,
         )
         loop = self.pull_loop(run_id)
         deadline = Deadline.after(timeout_s)
-        rounds = Rounds()
+        micro_batches = MicroBatches()
         while True:
             notices = WaitNotices(f"pulling {spec}", self.target, on_wait)
             attempt = partial(self.try_pull, run_id, spec)
             batch = loop.run(attempt, notices.tell, deadline.left_s())
-            if round is not None:
+            if micro_batch is not None:
                 return batch
-            rounds.add(batch)
-            if (whole := rounds.whole()) is not None:
+            micro_batches.add(batch)
+            if (whole := micro_batches.whole()) is not None:
                 return whole
             spec = spec.following()
 
@@ -240,13 +240,13 @@ class ServiceClient(EvaluationCalls):
         version: int,
         count: engines.Quorum = 1,
         *,
-        epoch: int | None = None,
+        term: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> RunState:
-        """Wait until `count` engines (a float: that share of them) are ready with `version` of `epoch` or newer.
+        """Wait until `count` engines (a float: that share of them) are ready with `version` of `term` or newer.
 
-        `epoch` None: the run's. A share is of the engines in service: neither quarantined, stopped nor silent.
+        `term` None: the run's. A share is of the engines in service: neither quarantined, stopped nor silent.
         Raises NotReady after `timeout_s`, naming the engines that lag and their last errors; InvalidField.
         """
         deadline = Deadline.after(timeout_s)
@@ -254,7 +254,7 @@ class ServiceClient(EvaluationCalls):
         poll_s = engines.FIRST_POLL_S
         while True:
             run = self.run(run_id, timeout_s=max(engines.LEAST_ANSWER_S, deadline.left_s()))
-            missing = engines.not_loaded(run, version, count, epoch)
+            missing = engines.not_loaded(run, version, count, term)
             if missing is None:
                 return run
             if deadline.left_s() == 0.0:

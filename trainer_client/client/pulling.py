@@ -13,7 +13,7 @@ from buffer_wire.connection.retry import Backoff, Mend, Retry, Tokens
 from buffer_wire.errors import BatchNotReady, RolloutBufferError
 from rollout_buffer.v1 import batches_pb2, common_pb2
 from trainer_client.client.driver import Deadline, worth_repeating
-from trainer_client.rounds import Place
+from trainer_client.micro_batches import PullKey
 
 T = TypeVar("T")
 
@@ -29,27 +29,29 @@ Told: TypeAlias = Callable[[RolloutBufferError], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSpec:
-    """Specification of a pull: the epoch, step and round, and the rank whose shard is wanted."""
+    """Specification of a pull: the term, step and micro-batch, and the rank whose shard is wanted."""
 
-    epoch: int
+    term: int
     step: int
     """Step: the next unassembled one, or any earlier one that is still retained."""
     rank: int = 0
     world_size: int = 1
-    """Number of ranks, fixed for an epoch by its first pull."""
+    """Number of ranks, fixed for a term by its first pull."""
     train_version: int | None = None
-    """Version whose weights will train on the batch; None: that of the step's earlier rounds, or the published one."""
-    round: int = 0
-    """Number of the round, from 0: any that has closed, or the next."""
+    """Version whose weights will train on the batch; None: that of the step's earlier micro-batches, or the published
+    one.
+    """
+    micro_batch: int = 0
+    """Number of the micro-batch, from 0: any that has closed, or the next."""
     batch_groups: int | None = None
-    """Number of groups N of this step; None: the policy's. The pull that closes the first round decides."""
+    """Number of groups N of this step; None: the policy's. The pull that closes the first micro-batch decides."""
 
     def following(self) -> "PullSpec":
-        """Return the spec of the step's next round."""
-        return replace(self, round=self.round + 1, train_version=None, batch_groups=None)
+        """Return the spec of the step's next micro-batch."""
+        return replace(self, micro_batch=self.micro_batch + 1, train_version=None, batch_groups=None)
 
     def __str__(self) -> str:
-        return str(Place(self.step, self.round))
+        return str(PullKey(self.step, self.micro_batch))
 
     def to_wire(self, ref: common_pb2.RunRef, wait_s: float) -> batches_pb2.PullBatchRequest:
         """Build the request of one attempt that waits up to `wait_s` at the service."""

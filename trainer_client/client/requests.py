@@ -136,7 +136,7 @@ def delete_run(run_id: str) -> Call[runs_pb2.DeleteRunResponse, None]:
 class Submission:
     """Submission: tasks and the cursor that moves with them, both or neither."""
 
-    epoch: int
+    term: int
     expected_cursor: int
     """Cursor as the feeder last knew it."""
     cursor: int
@@ -154,10 +154,10 @@ def submit_tasks(
 ) -> Call[tasks_pb2.SubmitTasksResponse, Submitted]:
     """Add tasks and move the feeder's cursor, both or neither.
 
-    Raises PendingFull after `timeout_s`, CursorConflict, StaleEpoch, RunPaused, InvalidField.
+    Raises PendingFull after `timeout_s`, CursorConflict, StaleTerm, RunPaused, InvalidField.
     """
     request = tasks_pb2.SubmitTasksRequest(
-        epoch=submission.epoch,
+        term=submission.term,
         expected_cursor=submission.expected_cursor,
         cursor=submission.cursor,
         feeder_state=submission.feeder_state,
@@ -184,16 +184,16 @@ def submit_tasks(
 def publish(
     run_id: str,
     *,
-    epoch: int,
+    term: int,
     version: int,
     manifest: "Manifest | None" = None,
     commit_through: int | None = None,
     time_spent: TrainerTime | None = None,
 ) -> Call[weights_pb2.PublishResponse, Published]:
-    """Make (epoch, version) the published weights and commit through a step, in one decision.
+    """Make (term, version) the published weights and commit through a step, in one decision.
 
     `manifest` None: weights that need no loading. `time_spent`: the trainer's time since it resumed, for the run's
-    statistics; None: unknown. Raises VersionConflict, StaleEpoch, StepAhead.
+    statistics; None: unknown. Raises VersionConflict, StaleTerm, StepAhead.
     """
     wire = manifest.to_wire() if manifest is not None else None
     return Call(
@@ -202,7 +202,7 @@ def publish(
         f"publishing version {version}",
         lambda ref: weights_pb2.PublishRequest(
             run=ref,
-            epoch=epoch,
+            term=term,
             version=version,
             manifest=wire,
             commit_through_step=commit_through,
@@ -215,46 +215,46 @@ def publish(
 
 
 def plan_collective(
-    run_id: str, *, epoch: int, plan: "CollectivePlan", timeout_s: float | None = None
+    run_id: str, *, term: int, plan: "CollectivePlan", timeout_s: float | None = None
 ) -> Call[weights_pb2.PlanCollectiveResponse, None]:
     """Announce a collective update of the weights to the workers, or its next phase; replaces the plan before.
 
-    `trainer_client.publish.CollectivePublisher` carries it out. Raises VersionConflict, StaleEpoch, InvalidField.
+    `trainer_client.publish.CollectivePublisher` carries it out. Raises VersionConflict, StaleTerm, InvalidField.
     """
     wire = plan.to_wire()
     return Call(
         "/rollout_buffer.v1.WeightService/PlanCollective",
         run_id,
         f"announcing {plan.phase} of version {plan.version.version} to group {plan.membership}",
-        lambda ref: weights_pb2.PlanCollectiveRequest(run=ref, epoch=epoch, plan=wire),
+        lambda ref: weights_pb2.PlanCollectiveRequest(run=ref, term=term, plan=wire),
         weights_pb2.PlanCollectiveResponse,
         lambda _: None,
         timeout_s,
     )
 
 
-def commit(run_id: str, *, epoch: int, through_step: int) -> Call[batches_pb2.CommitResponse, int]:
+def commit(run_id: str, *, term: int, through_step: int) -> Call[batches_pb2.CommitResponse, int]:
     """Mark every step up to and including `through_step` as trained; returns the steps committed so far."""
     return Call(
         "/rollout_buffer.v1.BatchService/Commit",
         run_id,
         f"committing through step {through_step}",
-        lambda ref: batches_pb2.CommitRequest(run=ref, epoch=epoch, through_step=through_step),
+        lambda ref: batches_pb2.CommitRequest(run=ref, term=term, through_step=through_step),
         batches_pb2.CommitResponse,
         lambda reply: reply.committed_steps,
     )
 
 
-def checkpoint(run_id: str, *, epoch: int, through_step: int) -> Call[batches_pb2.CheckpointResponse, int]:
+def checkpoint(run_id: str, *, term: int, through_step: int) -> Call[batches_pb2.CheckpointResponse, int]:
     """Free replay data up to and including `through_step`; returns the steps freed so far.
 
-    Raises NotCommitted, StaleEpoch.
+    Raises NotCommitted, StaleTerm.
     """
     return Call(
         "/rollout_buffer.v1.BatchService/Checkpoint",
         run_id,
         f"checkpointing through step {through_step}",
-        lambda ref: batches_pb2.CheckpointRequest(run=ref, epoch=epoch, through_step=through_step),
+        lambda ref: batches_pb2.CheckpointRequest(run=ref, term=term, through_step=through_step),
         batches_pb2.CheckpointResponse,
         lambda reply: reply.checkpointed_steps,
     )
@@ -263,7 +263,7 @@ def checkpoint(run_id: str, *, epoch: int, through_step: int) -> Call[batches_pb
 def resume(
     run_id: str, *, next_step: int | None = None, mode: ResumeMode = "replay", allow_regenerate: bool = False
 ) -> Call[batches_pb2.ResumeResponse, Resumed]:
-    """Take the run over: begin a new epoch, with the clock set back to `next_step` (None: after the last commit).
+    """Take the run over: begin a new term, with the clock set back to `next_step` (None: after the last commit).
 
     Raises StepAhead, ReplayGap unless `allow_regenerate`, and InvalidField for an unknown mode.
     """

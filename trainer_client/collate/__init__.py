@@ -6,9 +6,9 @@ losses over shards and micro-batches add up to the single-process value:
 
     loss = (per_token_loss * batch.loss_mask).sum() / batch.total_loss_tokens
 
-In a round that is not `final`, the totals cover only the rounds so far. Sum the loss there, and divide the gradients
-after the last round. Each number is copied once, from the received message into its tensor. With `pin_memory` that
-tensor is page-locked.
+In a micro-batch that is not `final`, the totals cover only the micro-batches so far. Sum the loss there, and divide the
+gradients after the last micro-batch. Each number is copied once, from the received message into its tensor. With
+`pin_memory` that tensor is page-locked.
 
 Needs torch (`pip install rollout-buffer[torch]`), which is imported when something is collated. See docs/collation.md.
 """

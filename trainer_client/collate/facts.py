@@ -46,7 +46,7 @@ class Collated:
     step: int
     train_version: int
     total_groups: int
-    """Groups of the step over all ranks and up to this round; so are the totals below."""
+    """Groups of the step over all ranks and up to this micro-batch; so are the totals below."""
     total_samples: int
     total_tokens: int
     total_loss_tokens: int

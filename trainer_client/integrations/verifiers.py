@@ -91,9 +91,9 @@ class AsyncBatchGenerator:
         under_way = batch_id in self._pending or batch_id in self._complete
         if under_way or len(self._pending) >= self.max_queue_size:
             return under_way
-        named = [replace(task, task_id=f"{session.epoch}.{self._cursor + i}") for i, task in enumerate(tasks)]
+        named = [replace(task, task_id=f"{session.term}.{self._cursor + i}") for i, task in enumerate(tasks)]
         cursor = self._cursor + len(named)
-        submission = Submission(epoch=session.epoch, expected_cursor=self._cursor, cursor=cursor, tasks=named)
+        submission = Submission(term=session.term, expected_cursor=self._cursor, cursor=cursor, tasks=named)
         self._client.submit_tasks(self._run_id, submission)
         self._cursor = cursor
         self._owner |= dict.fromkeys((task.task_id for task in named), batch_id)

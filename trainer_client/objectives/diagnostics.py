@@ -9,7 +9,7 @@ With ρ_t = π(y_t) / μ(y_t) over the n tokens that count, all computed in floa
                  ("Approximating KL Divergence", 2020); never negative
 
 Invariant: `RatioSums` of the parts of a batch, added in any order, give the figures of the whole, so micro-batches,
-rounds and ranks are merged exactly. `clip_fraction` adds up as losses do.
+micro-batches and ranks are merged exactly. `clip_fraction` adds up as losses do.
 """
 
 import math

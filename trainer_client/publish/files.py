@@ -44,7 +44,7 @@ _MUCH_KEPT = 16
 class _Record:
     """Record of a version, stored as the JSON file beside its directory."""
 
-    epoch: int
+    term: int
     version: int
     order: int
     committed_steps: int | None
@@ -138,10 +138,10 @@ class FilesPublisher:
             raise InvalidField(
                 "source", type(source).__name__, f"a directory or a function that writes into one; {others}"
             )
-        return self.write(save, epoch=publication.epoch, version=publication.version)
+        return self.write(save, term=publication.term, version=publication.version)
 
     def manifest_of(self, version: int) -> FilesManifest:
-        """Make the manifest of a version that is still on disk, the newest if it was published in several epochs.
+        """Make the manifest of a version that is still on disk, the newest if it was published in several terms.
 
         Raises InvalidField that names the versions on disk.
         """
@@ -170,9 +170,9 @@ class FilesPublisher:
                 (directory / file.name).parent.mkdir(parents=True, exist_ok=True)
                 os.link(kept / file.name, directory / file.name)
 
-        return self.write(link, epoch=publication.epoch, version=publication.version)
+        return self.write(link, term=publication.term, version=publication.version)
 
-    def write(self, source: Path | str | Save, *, epoch: int, version: int) -> FilesManifest:
+    def write(self, source: Path | str | Save, *, term: int, version: int) -> FilesManifest:
         """Put weights in place and return their manifest.
 
         `source`: a directory, which is copied, or a function that writes files into the empty directory it is given,
@@ -185,7 +185,7 @@ class FilesPublisher:
             else:
                 _copy(Path(source), temporary)
             files = files_of(temporary)
-            name = f"v{version:08d}-e{epoch}-{_digest(files)}"
+            name = f"v{version:08d}-e{term}-{_digest(files)}"
             if name not in self._records:
                 # Of a write that failed after it was put there, or was killed: nobody was told of it.
                 shutil.rmtree(self.root / name, ignore_errors=True)
@@ -196,7 +196,7 @@ class FilesPublisher:
         if name not in self._records:
             self._order += 1
             listed = tuple((file.name, file.size_bytes, file.sha256.hex()) for file in files)
-            self._save(name, _Record(epoch, version, self._order, None, listed))
+            self._save(name, _Record(term, version, self._order, None, listed))
         return FilesManifest(f"{self._base_url}/{name}", files)
 
     def publish(
@@ -205,13 +205,13 @@ class FilesPublisher:
         run_id: str,
         source: Path | str | Save,
         *,
-        epoch: int,
+        term: int,
         version: int,
         commit_through: int | None = None,
     ) -> Published:
         """Write, publish and tidy up, for trainers without a session. Raises what `BufferClient.publish` raises."""
-        manifest = self.write(source, epoch=epoch, version=version)
-        done = client.publish(run_id, epoch=epoch, version=version, manifest=manifest, commit_through=commit_through)
+        manifest = self.write(source, term=term, version=version)
+        done = client.publish(run_id, term=term, version=version, manifest=manifest, commit_through=commit_through)
         self.published(manifest, committed_steps=done.committed_steps)
         return done
 

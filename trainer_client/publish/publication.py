@@ -36,7 +36,7 @@ class Publication:
 
     client: ServiceClient
     run_id: str
-    epoch: int
+    term: int
     version: int
     on_wait: OnWait | None = None
 
@@ -45,8 +45,8 @@ class Publication:
         return self.client.run(self.run_id, timeout_s=timeout_s)
 
     def announce(self, plan: "CollectivePlan", timeout_s: float | None = None) -> None:
-        """Announce a collective update to the workers. Raises VersionConflict, StaleEpoch, InvalidField."""
-        self.client.plan_collective(self.run_id, epoch=self.epoch, plan=plan, timeout_s=timeout_s)
+        """Announce a collective update to the workers. Raises VersionConflict, StaleTerm, InvalidField."""
+        self.client.plan_collective(self.run_id, term=self.term, plan=plan, timeout_s=timeout_s)
 
     def notices(self, doing: str) -> WaitNotices:
         """Make notices that say on whom the publish waits."""

@@ -29,8 +29,8 @@ class PublishFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Standing of a rank, sent before the gathering begins."""
+class RankReport:
+    """Report of a rank, sent before the gathering begins."""
 
     leads: bool
     tensors: str
@@ -58,8 +58,8 @@ class Ranks:
         self._broken = False
         """True after a collective has failed: nobody knows then which collective the other ranks are in."""
 
-    def exchange(self, mine: Standing) -> list[Standing]:
-        """Exchange standings: send this rank's and return every rank's, in the order of their ranks."""
+    def exchange(self, mine: RankReport) -> list[RankReport]:
+        """Exchange reports: send this rank's and return every rank's, in the order of their ranks."""
         everybody: list[Any] = [None] * self.size
         with self._as_failure("waiting for every rank to publish"):
             self._dist.all_gather_object(everybody, mine, group=self._group)

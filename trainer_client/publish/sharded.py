@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from buffer_wire.errors import InvalidField
 from trainer_client.publish.collective.plan import TensorSpec
 from trainer_client.publish.publication import WeightSource
-from trainer_client.publish.ranks import DONE, FAILED, PublishFailed, Ranks, Standing, device_of, shown
+from trainer_client.publish.ranks import DONE, FAILED, PublishFailed, RankReport, Ranks, device_of, shown
 
 if TYPE_CHECKING:
     import torch
@@ -140,17 +140,17 @@ class ShardedWeights:
             error, specs = caught, []
         digest = hashlib.sha256(repr(specs).encode()).hexdigest()
         told = shown(error) if error is not None else ""
-        standings = ranks.exchange(Standing(self._leading, digest, told))
+        reports = ranks.exchange(RankReport(self._leading, digest, told))
         if error is not None:
             raise error
-        for rank, standing in enumerate(standings):
-            if standing.error:
-                raise PublishFailed(f"rank {rank} cannot take part in the publish: {standing.error}")
-        leaders = [rank for rank, standing in enumerate(standings) if standing.leads]
+        for rank, report in enumerate(reports):
+            if report.error:
+                raise PublishFailed(f"rank {rank} cannot take part in the publish: {report.error}")
+        leaders = [rank for rank, report in enumerate(reports) if report.leads]
         if len(leaders) != 1:
             raise InvalidField("leads", f"true on ranks {leaders}", "true on one rank of the group")
         ranks.leader = leaders[0]
-        others = [r for r, standing in enumerate(standings) if standing.tensors != standings[ranks.leader].tensors]
+        others = [r for r, report in enumerate(reports) if report.tensors != reports[ranks.leader].tensors]
         if others:
             limit = f"the same tensors, in the same order, on ranks {others} as on rank {ranks.leader}"
             raise InvalidField("source", f"{len(specs)} tensors on rank {ranks.rank}", limit)

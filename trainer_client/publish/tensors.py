@@ -37,7 +37,7 @@ class TensorsPublisher:
             raise InvalidField("source", f"{total_bytes / (1 << 20):.0f} MiB of tensors", limit)
         written = self._files.write(
             lambda directory: save_tensors(tensors, directory, specs=specs),
-            epoch=publication.epoch,
+            term=publication.term,
             version=publication.version,
         )
         return TensorsManifest(written)

@@ -39,7 +39,7 @@ class TrainClock:
         return self._handed_out
 
     def hand_out(self, step: int) -> None:
-        """Record that `step`, or its last round, goes to the training loop."""
+        """Record that `step`, or its last micro-batch, goes to the training loop."""
         with self._lock:
             self._handed_out = step + 1
 

@@ -56,7 +56,7 @@ class TaskFeeder:
     """Feeder: a background thread that submits tasks. `start` it, call `raise_if_failed` regularly, `stop` it.
 
     `max_pending_tasks`: number of pending tasks at which it waits, at least 1. `chunk_tasks`: largest number of tasks
-    drawn and submitted at once. `start`: where the epoch begins.
+    drawn and submitted at once. `start`: where the term begins.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TaskFeeder:
             raise InvalidField("max_pending_tasks", max_pending_tasks, "at least 1")
         self._tasks = tasks
         self._target = target
-        self._epoch = start.epoch
+        self._term = start.term
         self._cursor = start.cursor
         self._feeder_state = start.feeder_state
         self._max_pending = max_pending_tasks
@@ -84,7 +84,7 @@ class TaskFeeder:
 
     @property
     def cursor(self) -> int:
-        """Tasks submitted so far, over all epochs."""
+        """Tasks submitted so far, over all terms."""
         return self._cursor
 
     @property
@@ -169,7 +169,7 @@ class TaskFeeder:
             if self._stopped.is_set():
                 return
             submission = Submission(
-                epoch=self._epoch,
+                term=self._term,
                 expected_cursor=self._cursor,
                 cursor=self._cursor + len(tasks),
                 tasks=tasks,

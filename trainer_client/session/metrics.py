@@ -29,7 +29,7 @@ logger = logging.getLogger("trainer_client")
 
 PREFIX = "rollout_buffer/"
 GRACE_S = 0.25
-LOOK_S = 10.0
+ASK_S = 10.0
 """Longest time, in seconds, over which one request for the run is repeated."""
 
 OnStep: TypeAlias = Callable[[int, dict[str, float]], object]
@@ -40,10 +40,10 @@ Doing: TypeAlias = Literal["pull_wait", "publish", "checkpoint"]
 
 _DELTAS = ("accepted", "trained", "dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost")
 _TASK_DELTAS = ("submitted", "completed", "failed", "cancelled")
-_COUNTERS = ("leases_expired", "leases_cancelled", "pushes_rejected", "continuation_tokens_discarded")
+_COUNTERS = ("leases_expired", "leases_cancelled", "pushes_rejected", "partial_rollout_tokens_discarded")
 
 
-class RunLook:
+class RunRequest:
     """Background request for the run, one at a time."""
 
     def __init__(self, look: Callable[[float], RunState]) -> None:
@@ -67,7 +67,7 @@ class RunLook:
 
     def _run(self) -> None:
         try:
-            self._answer = self._look(LOOK_S)
+            self._answer = self._look(ASK_S)
         except Exception as error:  # noqa: BLE001 - figures may be missing, the training goes on
             logger.warning("no figures of the run for this step's metrics: %s", error)
         finally:
@@ -89,7 +89,7 @@ class StepMeter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_step = on_step
-        self._look = RunLook(look) if look is not None else None
+        self._look = RunRequest(look) if look is not None else None
         self._before = before
         """State of the run at the end of the last step whose figures are known."""
         self._clock = clock
@@ -143,7 +143,7 @@ class StepMeter:
         return TrainerTime(busy_ms=self._busy_ms, wait_ms=int(1_000 * waited))
 
     def next(self) -> None:
-        """Begin the wait for the next batch or round; a complete step ends here."""
+        """Begin the wait for the next batch or micro-batch; a complete step ends here."""
         if self._started_at is None:
             # What the trainer did before it asked for the first time is of no step.
             self._started_at = self._began = self._clock()
@@ -152,7 +152,7 @@ class StepMeter:
             self.end()
 
     def got(self, batch: Batch) -> None:
-        """Count `batch`, a whole one or a round, which goes to the training loop."""
+        """Count `batch`, a whole one or a micro-batch, which goes to the training loop."""
         self._info = batch.info
         self._groups += (replace(group, payload=memoryview(b"")) for group in batch.groups)
         self._received_bytes += batch.received_bytes
@@ -228,7 +228,7 @@ def of_step(info: BatchInfo) -> dict[str, float]:
     """Compute the figures of a step over all ranks."""
     return {
         "step": info.step,
-        "rounds": info.round + 1,
+        "micro_batches": info.micro_batch + 1,
         "train_version": info.train_version,
         "replayed": info.replayed,
         "groups": info.total_groups,

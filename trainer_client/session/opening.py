@@ -56,7 +56,7 @@ def _take_over(client: ServiceClient, plan: SessionPlan) -> Resumed:
 def _joined(run: RunState) -> Resumed:
     """Derive the start from the run's state: exact when rank 0 resumed after the last committed step."""
     return Resumed(
-        epoch=run.epoch,
+        term=run.term,
         next_step=run.committed_steps,
         next_unassembled_step=run.next_step,
         version=run.published.version,

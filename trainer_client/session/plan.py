@@ -26,7 +26,7 @@ class SessionOptions(NamedFields):
     allow_regenerate: bool = False
     """Let a resume go back into freed replay data; those steps are assembled anew."""
     pull_timeout_s: float = 3600.0
-    """Longest wait, in seconds, for one batch, or for one round of it."""
+    """Longest wait, in seconds, for one batch, or for one micro-batch of it."""
     max_pending_tasks: int | None = None
     """Number of pending tasks at which the feeder waits; None: four batches, at least 256, at most the policy's cap."""
     chunk_tasks: int = 64

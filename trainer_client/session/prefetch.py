@@ -1,8 +1,8 @@
-"""Prefetcher: pulls batches ahead of the training loop, in a thread of its own; in a run that streams, rounds.
+"""Prefetcher: pulls batches ahead of the training loop, in a thread of its own; in a run that streams, micro-batches.
 
-Invariants: rounds come in order, each once. No step more than `prefetch` beyond the one that the trainer has is pulled.
-No further pull begins while the bytes held and the largest batch seen would together exceed `max_bytes`. Errors of the
-thread are raised in the trainer's; those of the service only after one more try while the trainer itself waits.
+Invariants: micro-batches come in order, each once. No step more than `prefetch` beyond the one that the trainer has is
+pulled. No further pull begins while the bytes held and the largest batch seen would together exceed `max_bytes`. Errors
+of the thread are raised in the trainer's; those of the service only after one more try while the trainer itself waits.
 BatchNotReady is raised only to a trainer that itself has waited for `timeout_s`.
 """
 
@@ -14,7 +14,7 @@ from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.status import ServiceUnreachable
 from trainer_client.batch import Batch
 from trainer_client.client.driver import PULL_SLICE_S, Deadline
-from trainer_client.rounds import Place
+from trainer_client.micro_batches import PullKey
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.puller import PullSource
 
@@ -42,9 +42,9 @@ class Prefetcher:
         self._timeout_s = timeout_s
         self._prefetch = prefetch
         self._max_bytes = max_bytes
-        self._next = Place(clock.handed_out)
+        self._next = PullKey(clock.handed_out)
         self._given_step = clock.handed_out - 1
-        """Step of the newest round that the trainer has."""
+        """Step of the newest micro-batch that the trainer has."""
         self._changed = threading.Condition()
         self._ready: deque[Batch] = deque()
         self._largest_bytes = 0
@@ -58,9 +58,9 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._run, name="batch-prefetch", daemon=True)
         self._thread.start()
 
-    def take(self, place: Place) -> Batch | None:
-        """Take the round at `place`, as `Puller.take` does."""
-        notices = self._source.notices(place)
+    def take(self, pull_key: PullKey) -> Batch | None:
+        """Take the micro-batch at `pull_key`, as `Puller.take` does."""
+        notices = self._source.notices(pull_key)
         deadline = Deadline.after(self._timeout_s)
         self._go_on()
         while (batch := self._take_ready(min(PULL_SLICE_S, deadline.left_s()))) is None:
@@ -72,7 +72,7 @@ class Prefetcher:
             waiting_for = self._not_yet
             if deadline.left_s() == 0.0:
                 raise waiting_for or ServiceUnreachable(
-                    f"no answer to the pull of {place} within {self._timeout_s} s", status="DEADLINE_EXCEEDED"
+                    f"no answer to the pull of {pull_key} within {self._timeout_s} s", status="DEADLINE_EXCEEDED"
                 )
             if waiting_for is not None:
                 self._source.waits(notices, waiting_for)
@@ -108,7 +108,7 @@ class Prefetcher:
                         self._ended = True
                     elif not self._stopped:
                         self._largest_bytes = max(self._largest_bytes, batch.received_bytes)
-                        self._next = Place.after(batch)
+                        self._next = PullKey.after(batch)
                         self._not_yet = None
                         self._ready.append(batch)
                     self._changed.notify_all()
@@ -138,7 +138,7 @@ class Prefetcher:
             self._changed.wait_for(lambda: self._stopped or self._refusal is None)
 
     def _wait_for_room(self) -> bool:
-        """Wait until another round may be held; False when stopped."""
+        """Wait until another micro-batch may be held; False when stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or not self._ready or self._has_room())
             return not self._stopped
@@ -149,7 +149,7 @@ class Prefetcher:
         return near and held + self._largest_bytes <= self._max_bytes
 
     def _pull_next(self) -> Batch | None:
-        """Pull the next round, however long it takes; None when no more comes, or when stopped."""
+        """Pull the next micro-batch, however long it takes; None when no more comes, or when stopped."""
         while not self._stopped:
             try:
                 return self._source.loop.run(self._attempt, self._keep_trying)

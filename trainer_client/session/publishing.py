@@ -22,9 +22,9 @@ from trainer_client.waiting import OnWait
 
 logger = logging.getLogger("trainer_client")
 
-LOOK_EVERY_S = 5.0
+POLL_EVERY_S = 5.0
 """Interval, in seconds, between two checks, while the trainer waits for a batch, that some engine can generate it."""
-_LOOK_S = 5.0
+_ASK_S = 5.0
 _RETAINED_STEPS = 64
 """Default of the policy's retained_steps."""
 
@@ -55,7 +55,7 @@ class Asked:
 
 
 class Publishing:
-    """Publishes, commits and checkpoints of one epoch."""
+    """Publishes, commits and checkpoints of one term."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Publishing:
         self._asked = Asked()
 
     def published_beyond(self, version: int) -> int:
-        """Return the published version of this epoch, where the trainer knows of `version`.
+        """Return the published version of this term, where the trainer knows of `version`.
 
         A publish that was answered with an error can still have taken effect, without enough replicas or with its reply
         lost. Then its number is taken. The weights that are published next are others, and need a number of their own.
@@ -87,7 +87,7 @@ class Publishing:
         if asked.answered and asked.version <= version:
             return version
         run = self._client.run(self._run_id)
-        if run.epoch != self._start.epoch:
+        if run.term != self._start.term:
             return version
         if run.published.version == asked.version:
             self._took_effect(asked.manifest, run.committed_steps)
@@ -107,12 +107,12 @@ class Publishing:
     def commit(self, steps: int) -> None:
         """Commit the first `steps` steps as trained."""
         if steps > self._committed_steps:
-            self._committed_steps = self._client.commit(self._run_id, epoch=self._start.epoch, through_step=steps - 1)
+            self._committed_steps = self._client.commit(self._run_id, term=self._start.term, through_step=steps - 1)
 
     def checkpoint(self, steps: int) -> None:
         """Report that the trainer's own checkpoint holds the first `steps` steps."""
         if steps > 0:
-            freed = self._client.checkpoint(self._run_id, epoch=self._start.epoch, through_step=steps - 1)
+            freed = self._client.checkpoint(self._run_id, term=self._start.term, through_step=steps - 1)
             if self._publisher is not None:
                 self._publisher.checkpointed(freed)
 
@@ -123,7 +123,7 @@ class Publishing:
     def repeat(self, version: int) -> bool:
         """Offer the published weights once more, as `version`; commits nothing. False when no engine could take them.
 
-        Raises StaleEpoch, VersionConflict and other errors that a later try cannot cure.
+        Raises StaleTerm, VersionConflict and other errors that a later try cannot cure.
         """
         publisher = self._publisher
         if not isinstance(publisher, RepeatingPublisher):
@@ -138,13 +138,13 @@ class Publishing:
         return True
 
     def _publication(self, version: int) -> Publication:
-        return Publication(self._client, self._run_id, self._start.epoch, version, self._on_wait)
+        return Publication(self._client, self._run_id, self._start.term, version, self._on_wait)
 
     def _publish(self, version: int, manifest: Manifest | None, commit_through: int | None) -> None:
         self._asked = Asked(version, manifest, answered=False)
         done = self._client.publish(
             self._run_id,
-            epoch=self._start.epoch,
+            term=self._start.term,
             version=version,
             manifest=manifest,
             commit_through=commit_through,
@@ -165,7 +165,7 @@ class Publishing:
 class Repeater:
     """Callback for every wait for a batch: offers the published weights again where no engine has any.
 
-    `repeat`: offers them under a new version. It acts after two checks in a row, `LOOK_EVERY_S` apart, that found
+    `repeat`: offers them under a new version. It acts after two checks in a row, `POLL_EVERY_S` apart, that found
     engines waiting for weights and none that serves. A single check may fall into a publish.
     """
 
@@ -185,10 +185,10 @@ class Repeater:
     def __call__(self, error: RolloutBufferError) -> None:
         """Handle one failed attempt of the wait, `error`. Raises what `repeat` raises."""
         now = self.clock()
-        if not isinstance(error, BatchNotReady) or now - self._looked_at < LOOK_EVERY_S or not self.can_repeat():
+        if not isinstance(error, BatchNotReady) or now - self._looked_at < POLL_EVERY_S or not self.can_repeat():
             return
         try:
-            run = self.look(_LOOK_S)
+            run = self.look(_ASK_S)
         except RolloutBufferError as failed:
             if not worth_repeating(failed):
                 raise
@@ -217,14 +217,14 @@ def engines_without_weights(run: RunState, start: Resumed) -> tuple[str, ...]:
     Fresh enough: ready, within the policy's max_staleness of the published version; or loading, and at that version
     already. An engine that took its version from an earlier trainer counts as at most at the resume's.
     """
-    if run.paused or run.draining or run.epoch != start.epoch:
+    if run.paused or run.draining or run.term != start.term:
         return ()
     most = run.policy.max_staleness
     oldest = 0 if most is None else run.published.version - most
     waiting = []
     for engine in in_service(run):
         loaded = engine.loaded.version
-        if engine.loaded.epoch != run.epoch:
+        if engine.loaded.term != run.term:
             loaded = min(loaded, start.version)
         if loaded >= (oldest if engine.state == "ready" else run.published.version):
             return ()

@@ -8,13 +8,14 @@
                 save_checkpoint(model, optimizer, next_step=session.next_step)
                 session.checkpoint()
 
-Entering resumes the run: a new epoch, in which every older trainer is refused. A batch counts as trained when
+Entering resumes the run: a new term, in which every older trainer is refused. A batch counts as trained when
 `publish`, `commit` or `checkpoint` is called after it, or the next one is asked for; publish commits through it.
 
-Where the policy sets micro_batch_groups, a trainer that accumulates gradients takes the rounds as they come. The step's
-totals are known with its last round, so the gradients are scaled there; `for batch in session` gathers them:
+Where the policy sets micro_batch_groups, a trainer that accumulates gradients takes the micro-batches as they come. The
+step's totals are known with its last micro-batch, so the gradients are scaled there; `for batch in session` gathers
+them:
 
-        for micro in session.rounds():
+        for micro in session.micro_batches():
             summed_loss(micro).backward()
             if micro.final:
                 scale_gradients(model, 1 / micro.info.total_loss_tokens)
@@ -39,11 +40,11 @@ from trainer_client.client.evaluation.blocking import Evaluation
 from trainer_client.client.operations import ServiceClient
 from trainer_client.client.pulling import PullSpec
 from trainer_client.forks import Holder
+from trainer_client.micro_batches import MicroBatches, PullKey
 from trainer_client.policy import Policy
 from trainer_client.progress import ProgressBar
 from trainer_client.publish.publication import WeightSource
 from trainer_client.publish.sharded import published_by
-from trainer_client.rounds import Place, Rounds
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.feeding import feeder_of
 from trainer_client.session.metrics import Doing, StepMeter
@@ -72,7 +73,7 @@ class TrainerSession:
         self.policy = run.policy
         """Effective policy of the run."""
         self.start = start
-        """Start of this epoch, which the other ranks need."""
+        """Start of this term, which the other ranks need."""
         self.batch_groups = plan.batch_groups
         """Number of groups N of the steps pulled from now on, equal on every rank. With prefetch these are later steps;
         a function of the step states the N of each."""
@@ -83,11 +84,11 @@ class TrainerSession:
         self._feeder = feeder_of(client, plan, run.policy, start) if plan.rank == 0 else None
         self._repeater = Repeater(self._look, self._can_repeat, self._repeat, start)
         self._puller = self._make_puller(plan)
-        self._place = Place(start.next_step)
+        self._pull_key = PullKey(start.next_step)
         self._meter = StepMeter(plan.options.on_step, self._look if plan.rank == 0 else None, run)
         self._publishing = Publishing(client, plan, run, start, self._on_wait, self._meter.time_spent)
-        self._rounds = Rounds()
-        """Rounds of a whole batch that is not complete yet."""
+        self._micro_batches = MicroBatches()
+        """Micro-batches of a whole batch that is not complete yet."""
 
     @property
     def client(self) -> ServiceClient:
@@ -98,9 +99,9 @@ class TrainerSession:
     # ── where it stands ──────────────────────────────────────────────────────
 
     @property
-    def epoch(self) -> int:
-        """Epoch of the trainer."""
-        return self.start.epoch
+    def term(self) -> int:
+        """Term of the trainer."""
+        return self.start.term
 
     @property
     def next_step(self) -> int:
@@ -114,7 +115,7 @@ class TrainerSession:
 
     @property
     def cursor(self) -> int:
-        """Number of tasks submitted so far, over all epochs."""
+        """Number of tasks submitted so far, over all terms."""
         return self._feeder.cursor if self._feeder is not None else self.start.cursor
 
     @property
@@ -147,29 +148,33 @@ class TrainerSession:
     def __next__(self) -> Batch:
         """Pull this rank's shard of the next step, whole; ends when all tasks are used up or the run was drained.
 
-        Raises BatchNotReady after `pull_timeout_s`; StaleEpoch when another trainer has taken over; whatever the
-        iterable of tasks raised; InvalidField in the middle of a step of which `rounds` gave a part.
+        Raises BatchNotReady after `pull_timeout_s`; StaleTerm when another trainer has taken over; whatever the
+        iterable of tasks raised; InvalidField in the middle of a step of which `micro_batches` gave a part.
         """
-        if self._place.round and not self._rounds:
-            raise InvalidField("round", self._place.round, f"0: rounds() gave a part of step {self._place.step}")
+        if self._pull_key.micro_batch and not self._micro_batches:
+            raise InvalidField(
+                "micro_batch",
+                self._pull_key.micro_batch,
+                f"0: micro_batches() gave a part of step {self._pull_key.step}",
+            )
         self._clock.train()
         self._meter.next()
-        while (whole := self._rounds.whole()) is None:
+        while (whole := self._micro_batches.whole()) is None:
             if (batch := self._take()) is None:
                 raise StopIteration
-            self._rounds.add(batch)
+            self._micro_batches.add(batch)
         return self._hand_out(whole)
 
-    def rounds(self) -> Iterator[Batch]:
-        """Yield this rank's shards of the rounds of this and every later step, each as soon as it is there.
+    def micro_batches(self) -> Iterator[Batch]:
+        """Yield this rank's shards of the micro-batches of this and every later step, each as soon as it is there.
 
-        Where the policy does not stream, every step is one final round. Ends and raises as the iteration over whole
-        batches does; a step that cannot be filled any more ends without a final round.
+        Where the policy does not stream, every step is one final micro-batch. Ends and raises as the iteration over
+        whole batches does; a step that cannot be filled any more ends without a final micro-batch.
         """
         while True:
             self._clock.train()
             self._meter.next()
-            batch = self._rounds.next() if self._rounds else self._take()
+            batch = self._micro_batches.next() if self._micro_batches else self._take()
             if batch is None:
                 return
             yield self._hand_out(batch)
@@ -184,7 +189,7 @@ class TrainerSession:
             raise InvalidField("prefetch", self._prefetch, "0 where another process pulls")
         self._clock.train()
         self._clock.hand_out(step)
-        self._place = Place(step + 1)
+        self._pull_key = PullKey(step + 1)
         if self._feeder is not None:
             self._feeder.wake()
 
@@ -221,7 +226,7 @@ class TrainerSession:
         `version`: None: the next one that is free. `wait_for`: None: it does not wait for the engines; else how many of
         them have to be ready with the version within `timeout_s`. Returns the version.
 
-        Raises VersionConflict, StaleEpoch, InvalidField, the publisher's errors, PublishFailed on a rank that gathered
+        Raises VersionConflict, StaleTerm, InvalidField, the publisher's errors, PublishFailed on a rank that gathered
         where rank 0 failed, and NotReady, which names the engines that lag. After NotReady the version is published all
         the same.
         """
@@ -271,7 +276,7 @@ class TrainerSession:
     def checkpoint(self) -> None:
         """Say that the trainer's own checkpoint, with `next_step`, is safe: nothing before it is kept for replay.
 
-        Weights that no resume needs any more are removed. Raises StaleEpoch.
+        Weights that no resume needs any more are removed. Raises StaleTerm.
         """
         self.commit()
         if self._rank == 0:
@@ -283,7 +288,7 @@ class TrainerSession:
 
         Returns at once; the next version may be published meanwhile. See `BufferClient.evaluate`.
         """
-        return self.client.evaluate(self.run_id, tasks, epoch=self.epoch, version=version, eval_id=eval_id)
+        return self.client.evaluate(self.run_id, tasks, term=self.term, version=version, eval_id=eval_id)
 
     def wait_for_engines(
         self, count: Quorum = 1, *, timeout_s: float = 600.0, on_wait: OnWait | None = None
@@ -293,7 +298,7 @@ class TrainerSession:
         Raises NotReady after `timeout_s`, naming the engines that lag and their last errors.
         """
         return self.client.wait_for_engines(
-            self.run_id, self.version, count, epoch=self.epoch, timeout_s=timeout_s, on_wait=on_wait
+            self.run_id, self.version, count, term=self.term, timeout_s=timeout_s, on_wait=on_wait
         )
 
     def close(self) -> None:
@@ -311,9 +316,9 @@ class TrainerSession:
         with self._busy("pull_wait"):
             self.check()
             self._repeater.begin()
-            batch = self._puller.take(self._place)
+            batch = self._puller.take(self._pull_key)
         if batch is not None:
-            self._place = Place.after(batch)
+            self._pull_key = PullKey.after(batch)
         return batch
 
     def _hand_out(self, batch: Batch) -> Batch:
@@ -342,7 +347,7 @@ class TrainerSession:
         return self.client.run(self.run_id, timeout_s=timeout_s)
 
     def _last_step(self) -> int | None:
-        """Return the last step of this epoch that is trained; None before the first."""
+        """Return the last step of this term that is trained; None before the first."""
         return self.next_step - 1 if self.next_step > self.start.next_step else None
 
     def _next_version(self) -> int:
@@ -370,7 +375,7 @@ class TrainerSession:
             self._meter.version = version
 
     def _make_puller(self, plan: SessionPlan) -> Puller | Prefetcher:
-        shard = PullSpec(epoch=self.epoch, step=self.start.next_step, rank=plan.rank, world_size=plan.world_size)
+        shard = PullSpec(term=self.term, step=self.start.next_step, rank=plan.rank, world_size=plan.world_size)
         source = PullSource(
             pull=pulls_of(self._client, self.run_id, shard, self._groups_of),
             published=lambda: self.state().published.version,

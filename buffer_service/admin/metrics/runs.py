@@ -32,7 +32,7 @@ _STATISTICS = {
 }
 
 _PROGRESS = {
-    "epoch": ("epoch", "Fencing number of the trainer."),
+    "term": ("term", "Fencing number of the trainer."),
     "next_step": ("next_step", "Steps below this one are assembled."),
     "committed_steps": ("committed_steps", "Steps below this one are trained."),
     "checkpointed_steps": ("checkpointed_steps", "Steps below this one are freed."),

@@ -1,6 +1,6 @@
 """Answer of /metrics: runs and store from one look at the store, and the metrics that the processes have written.
 
-Invariant: whatever the store does, the answer comes within LOOK_S and the time it takes to write it. It always has the
+Invariant: whatever the store does, the answer comes within READ_S and the time it takes to write it. It always has the
 metrics of the processes and `rollout_buffer_store_up`; runs that it lacks are counted by `rollout_buffer_runs_unread`.
 """
 
@@ -17,7 +17,7 @@ from buffer_service.admin.metrics.evaluations import EvaluationCollector
 from buffer_service.admin.metrics.runs import RunCollector
 from buffer_service.admin.metrics.staleness import StalenessCollector
 from buffer_service.admin.metrics.store import StoreCollector
-from buffer_service.admin.reading import LOOK_S, RunReader, read_run
+from buffer_service.admin.reading import READ_S, RunReader, read_run
 from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView, StoreFacts
 from buffer_service.domain.ports import RunStore
@@ -28,8 +28,8 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Result of a look at the store; `facts` is None, and there are no runs, where the store did not answer in time."""
+class StoreSnapshot:
+    """Snapshot of the store; `facts` is None, and there are no runs, where the store did not answer in time."""
 
     facts: StoreFacts | None = None
     runs: Sequence[tuple[RunView, Sequence[EvaluationView]]] = ()
@@ -64,20 +64,20 @@ class ProcessCollector(Collector):
 async def scrape(store: RunStore, reader: RunReader, written: SharedMetrics, collectors: Iterable[Collector]) -> bytes:
     """The text of a scrape by the present caller, whose runs alone are in it; `collectors`: more of this process."""
     processes, here = CollectorRegistry(), CollectorRegistry()
-    look = await _look(store, reader)
-    processes.register(ProcessCollector(written, {view.run_id for view, _ in look.runs}))
-    for collector in (*look.collectors(), *collectors):
+    snapshot = await _snapshot(store, reader)
+    processes.register(ProcessCollector(written, {view.run_id for view, _ in snapshot.runs}))
+    for collector in (*snapshot.collectors(), *collectors):
         here.register(collector)
     return await asyncio.to_thread(lambda: generate_latest(processes) + generate_latest(here))
 
 
-async def _look(store: RunStore, reader: RunReader) -> Look:
-    deadline = asyncio.get_running_loop().time() + LOOK_S
+async def _snapshot(store: RunStore, reader: RunReader) -> StoreSnapshot:
+    deadline = asyncio.get_running_loop().time() + READ_S
     try:
         async with asyncio.timeout_at(deadline):
             facts = await store.facts()
         runs = await reader.read(partial(read_run, store), deadline)
     except (StoreFault, TimeoutError) as error:
-        log.warning("scrape without the store", why=str(error) or f"no answer within {LOOK_S:g} s")
-        return Look()
-    return Look(facts, runs.found, runs.unread)
+        log.warning("scrape without the store", why=str(error) or f"no answer within {READ_S:g} s")
+        return StoreSnapshot()
+    return StoreSnapshot(facts, runs.found, runs.unread)

@@ -44,8 +44,8 @@ function cells(engine, published) {
 
 function version({ loaded, standing }, published) {
   const behind = published.version - loaded.version;
-  if (standing === "stopped" || loaded.epoch !== published.epoch || behind <= 0) {
-    return loaded.epoch === published.epoch ? `${loaded.version}` : `${loaded.version} of epoch ${loaded.epoch}`;
+  if (standing === "stopped" || loaded.term !== published.term || behind <= 0) {
+    return loaded.term === published.term ? `${loaded.version}` : `${loaded.version} of term ${loaded.term}`;
   }
   return { text: `${loaded.version}, ${behind} behind`, kind: behind > 1 ? "late" : null };
 }

@@ -35,7 +35,7 @@ export function showLedger(run, rate) {
     ...["granted", "returned", "expired", "cancelled"].map((end) => [`leases ${end}`, count(statistics[`leases_${end}`])]),
   ]);
   listFacts(byId("steps"), [
-    ["weights", `version ${run.published.version} of epoch ${run.epoch}`],
+    ["weights", `version ${run.published.version} of term ${run.term}`],
     ["steps assembled", count(run.next_step)],
     ["steps committed", count(run.committed_steps)],
     ["steps checkpointed", count(run.checkpointed_steps)],

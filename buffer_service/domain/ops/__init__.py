@@ -1,7 +1,7 @@
 """Requests and results of every operation on a run, as plain values.
 
 They are what the RPC side hands to a store and what the reference model understands. Times are integer
-milliseconds, versions and sizes integers, rewards milli-rewards. `weights` are (epoch, version) pairs.
+milliseconds, versions and sizes integers, rewards milli-rewards. `weights` are (term, version) pairs.
 """
 
 from buffer_service.domain.ops.batches import Batch, Pull, Resume, Resumed, ResumeMode, ShardGroup, Short

@@ -9,17 +9,18 @@ from buffer_wire.revision import Revision
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A try to pull a rank's shard of a round of a step; whole batches have round 0 only.
+    """A try to pull a rank's shard of a micro-batch of a step; whole batches have micro-batch 0 only.
 
-    train_version None: that of the step's earlier rounds, else the published version. batch_groups None: the policy's.
+    train_version None: that of the step's earlier micro-batches, else the published version. batch_groups None: the
+    policy's.
     """
 
-    epoch: int
+    term: int
     step: int
     rank: int
     world_size: int
     train_version: int | None
-    round: int = 0
+    micro_batch: int = 0
     batch_groups: int | None = None
 
 
@@ -36,14 +37,14 @@ class ShardGroup:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A closed round of a step as one rank sees it.
+    """A closed micro-batch of a step as one rank sees it.
 
-    Totals are over all ranks and the step's rounds up to this one, hence the step's totals when `final`.
+    Totals are over all ranks and the step's micro-batches up to this one, hence the step's totals when `final`.
     """
 
     revision: Revision
     step: int
-    round: int
+    micro_batch: int
     final: bool
     train_version: int
     total_groups: int
@@ -60,7 +61,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """Result of a pull that finds no round yet: what is queued, what the round needs, and on whom the pull waits."""
+    """Result of a pull that finds no micro-batch yet: what is queued, what the micro-batch needs, and on whom the pull
+    waits.
+    """
 
     revision: Revision
     step: int
@@ -95,7 +98,7 @@ class Resumed:
     """Result of a resume."""
 
     revision: Revision
-    epoch: int
+    term: int
     next_step: int
     next_unassembled_step: int
     version: int

@@ -38,7 +38,7 @@ class GroupFacts:
     """Facts of a pushed group that the rules need. `lease_id` is empty for a push without a lease."""
 
     task_id: str
-    generation: int
+    incarnation: int
     lease_id: str
     environment: str
     samples: int
@@ -98,7 +98,7 @@ class PushKind(StrEnum):
     FORGOTTEN = "forgotten"
     """Pushed without a lease, and first tried before what the run remembers: perhaps it was accepted then."""
     INVALID = "invalid"
-    """Refused for good: above a cap on its own, or of a generation that does not exist yet."""
+    """Refused for good: above a cap on its own, or of an incarnation that does not exist yet."""
 
 
 @dataclass(frozen=True, slots=True)

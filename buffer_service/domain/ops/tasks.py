@@ -23,7 +23,7 @@ class NewTask:
 class Submit:
     """Compare-and-set of the cursor together with tasks."""
 
-    epoch: int
+    term: int
     request_id: str
     expected_cursor: int
     cursor: int
@@ -70,8 +70,8 @@ def sink_of(lease_id: str) -> TaskSink:
 class LeaseAsk:
     """A worker asks for up to max_tasks tasks of one sink; of evaluations 0 only asks what is wanted.
 
-    message_bytes: largest size of one reply. Several leases together get half of it for their specs and continuations.
-    A lease that needs more comes alone, and without its continuation where the two exceed message_bytes.
+    message_bytes: largest size of one reply. Several leases together get half of it for their specs and partial
+    rollouts. A lease that needs more comes alone, and without its partial rollout where the two exceed message_bytes.
     """
 
     worker_id: str
@@ -88,17 +88,17 @@ class LeaseAsk:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """A lease of a task. `spec` and `continuation` are the stored bytes, continuation empty when there is none.
+    """A lease of a task. `spec` and `partial_rollout` are the stored bytes, the latter empty when there is none.
 
     `task_id` is the id that the trainer gave the task, or the service for it.
     """
 
     lease_id: str
     task_id: str
-    generation: int
+    incarnation: int
     attempt: int
     spec: bytes
-    continuation: bytes
+    partial_rollout: bytes
     pinned: WeightVersion | None = None
     """Weights that all of the group has to come from; None: any."""
 
@@ -133,16 +133,16 @@ class ReturnKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReturn:
-    """A lease handed back. `continuation` is a serialized wire Group, opaque here, empty for none.
+    """A lease handed back. `partial_rollout` is a serialized wire Group, opaque here, empty for none.
 
-    `head` is the smallest version of any kept first token (None without continuation); `tokens` counts kept response
+    `head` is the smallest version of any kept first token (None without partial rollout); `tokens` counts kept response
     tokens.
     """
 
     lease_id: str
     kind: ReturnKind
     error: str
-    continuation: bytes
+    partial_rollout: bytes
     head: WeightVersion | None
     tokens: int
 

@@ -61,7 +61,7 @@ class RunView:
     policy: RunPolicy
     revision: int
     created_ms: int
-    epoch: int
+    term: int
     published: WeightVersion
     next_step: int
     committed_steps: int

@@ -10,15 +10,15 @@ from buffer_wire.revision import Revision
 class WeightVersion:
     """Identity of a set of weights."""
 
-    epoch: int = 0
+    term: int = 0
     version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Make (epoch, version) the published weights. `manifest` is a serialized wire WeightManifest, empty for none."""
+    """Make (term, version) the published weights. `manifest` is a serialized wire WeightManifest, empty for none."""
 
-    epoch: int
+    term: int
     version: int
     manifest: bytes
     commit_through: int | None
@@ -28,7 +28,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class TrainerClock:
-    """Times of a trainer since its epoch began, in ms by its clock: working, and waiting for batches."""
+    """Times of a trainer since its term began, in ms by its clock: working, and waiting for batches."""
 
     busy_ms: int
     wait_ms: int
@@ -36,12 +36,12 @@ class TrainerClock:
 
 @dataclass(frozen=True, slots=True)
 class PlanCollective:
-    """Announce a collective update to (epoch, version), or its next phase.
+    """Announce a collective update to (term, version), or its next phase.
 
     `plan` is a serialized wire CollectivePlan, opaque here.
     """
 
-    epoch: int
+    term: int
     version: int
     plan: bytes
 
@@ -98,7 +98,7 @@ class EngineReport:
     Like `wants_load`, said with a report, not part of a view.
     """
     wants_load: bool = False
-    """True to ask for a place among the engines that are out of service for a load.
+    """True to ask for a permit among the engines that are out of service for a load.
 
     Said with a report, not part of a view.
     """

@@ -131,9 +131,9 @@ def in_queue_streaming(micro_share: float, queue_micro_batches: float, rho: floa
     _at_least_one(queue_micro_batches=queue_micro_batches)
     if rho <= 1:
         return min(rho, queue_micro_batches) * micro_share
-    rounds = math.floor((queue_micro_batches - 1) / rho)
-    rest = queue_micro_batches - 1 - rounds * rho
-    return (1 + rounds + max(0.0, rest - (rho - 1))) * micro_share
+    whole = math.floor((queue_micro_batches - 1) / rho)
+    rest = queue_micro_batches - 1 - whole * rho
+    return (1 + whole + max(0.0, rest - (rho - 1))) * micro_share
 
 
 def streaming(

@@ -52,7 +52,7 @@ class Setting:
     batches: int
     """Batches of a version: b."""
     take: float
-    """Groups that the trainer takes at once: N, or a round of them."""
+    """Groups that the trainer takes at once: N, or a micro-batch of them."""
     queue: float
     """Groups that the queue has room for."""
     lookahead: int | None = None
@@ -77,7 +77,7 @@ class Setting:
 
     @property
     def streams(self) -> bool:
-        """True when batches are taken in rounds."""
+        """True when batches are taken in micro-batches."""
         return self.take < self.per_batch
 
     @property
@@ -95,7 +95,7 @@ class Setting:
         """The closed form's name."""
         if self.lookahead is not None:
             return f"admission, {self.lookahead} version{'s' * (self.lookahead != 1)} ahead"
-        taken = f"rounds of {self.take:.0f} groups" if self.streams else "whole batches"
+        taken = f"micro-batches of {self.take:.0f} groups" if self.streams else "whole batches"
         taken += f", {self.batches} batches a version" if self.batches > 1 else ""
         limit = "" if self.gate is None else f", at most max_staleness {self.gate}"
         return f"{'blocking' if self.blocks else 'queue-drop'}, {taken}{limit}"

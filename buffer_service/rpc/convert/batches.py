@@ -17,18 +17,18 @@ def pull(request: pb.PullBatchRequest) -> ops.Pull:
     world_size = fields.number(request.world_size, "world_size", 1, 4_096)
     fields.number(request.train_version, "train_version", 0, limits.MAX_VERSION)
     return ops.Pull(
-        epoch=fields.epoch(request.epoch),
+        term=fields.term(request.term),
         step=request.step,
         rank=fields.number(request.rank, "rank", 0, world_size - 1),
         world_size=world_size,
         train_version=request.train_version if request.HasField("train_version") else None,
-        round=request.round,
+        micro_batch=request.micro_batch,
         batch_groups=request.batch_groups if request.HasField("batch_groups") else None,
     )
 
 
 def to_batch_info(batch: ops.Batch, waited_ms: int) -> pb.BatchInfo:
-    """The facts of a step, up to this round, that open a pull stream."""
+    """The facts of a step, up to this micro-batch, that open a pull stream."""
     mean_milli = batch.staleness_sum * 1000 // batch.total_groups if batch.total_groups else 0
     return message_of(
         pb.BatchInfo,

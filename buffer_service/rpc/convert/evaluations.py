@@ -32,7 +32,7 @@ def submit(request: pb.SubmitEvaluationRequest) -> ev.SubmitEvaluation:
         digest.update(len(spec).to_bytes(8) + spec)
         new.append(ev.EvaluationTask(checked.task_id, checked.group_size, spec))
     fields.unique((task.task_id for task in new), "tasks")
-    return ev.SubmitEvaluation(fields.epoch(request.epoch), name, version, digest.digest(), new)
+    return ev.SubmitEvaluation(fields.term(request.term), name, version, digest.digest(), new)
 
 
 def to_result(result: ev.EvaluationResult, body: ops.Buffer | None) -> pb.EvaluationResult:

@@ -75,8 +75,8 @@ def size(value: bytes, field: str, high: int) -> bytes:
     return value
 
 
-def epoch(value: int, field: str = "epoch") -> int:
-    """A trainer's epoch."""
+def term(value: int, field: str = "term") -> int:
+    """A trainer's term."""
     if value < 1:
         raise InvalidField(field, value, "at least 1")
     return value
@@ -85,7 +85,7 @@ def epoch(value: int, field: str = "epoch") -> int:
 def version(value: common_pb2.WeightVersion, field: str) -> WeightVersion:
     """A weight version that is set."""
     return WeightVersion(
-        epoch(value.epoch, f"{field}.epoch"), number(value.version, f"{field}.version", 0, limits.MAX_VERSION)
+        term(value.term, f"{field}.term"), number(value.version, f"{field}.version", 0, limits.MAX_VERSION)
     )
 
 

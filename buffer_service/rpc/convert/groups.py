@@ -67,13 +67,13 @@ def entry(body: memoryview, max_payload_bytes: int) -> Entry:
 
 
 def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> ops.GroupFacts:
-    # A checked group that is no continuation has a token in every sample.
+    # A checked group that is no partial rollout has a token in every sample.
     head, tail = summary.head or (0, 0), summary.tail or (0, 0)
     lengths, rewards = summary.response_lengths, summary.rewards
     samples, response_tokens = len(lengths), sum(lengths)
     return ops.GroupFacts(
         task_id=header.task_id,
-        generation=header.generation,
+        incarnation=header.incarnation,
         lease_id=header.lease_id,
         environment=header.environment,
         samples=samples,
@@ -104,9 +104,9 @@ def _version_tokens(
     by_version: Mapping[tuple[int, int], int], tail: tuple[int, int]
 ) -> list[tuple[ops.WeightVersion, int]]:
     told: Counter[tuple[int, int]] = Counter()
-    for (epoch, version), tokens in by_version.items():
-        if (epoch, version) != tail:
-            told[epoch, max(version, tail[1] - MOST_BEHIND)] += tokens
+    for (term, version), tokens in by_version.items():
+        if (term, version) != tail:
+            told[term, max(version, tail[1] - MOST_BEHIND)] += tokens
     return [(ops.WeightVersion(*made), tokens) for made, tokens in sorted(told.items())]
 
 
@@ -130,11 +130,11 @@ def _float32s(count: int) -> Struct:
     return Struct(f"<{count}f")
 
 
-def continuation_facts(at: str, group: pb.Group, lease_id: str) -> tuple[ops.WeightVersion | None, int]:
-    """Head version, or None, and kept response tokens of a checked continuation. Raises InvalidField."""
+def partial_rollout_facts(at: str, group: pb.Group, lease_id: str) -> tuple[ops.WeightVersion | None, int]:
+    """Head version, or None, and kept response tokens of a checked partial rollout. Raises InvalidField."""
     header = group.header
     try:
-        summary = check_group(header, len(group.payload), continuation=True)
+        summary = check_group(header, len(group.payload), partial_rollout=True)
     except InvalidField as error:
         shown = error.attributes
         raise InvalidField(f"{at}.{shown['field']}", shown["value"], shown["limit"]) from None
@@ -174,7 +174,7 @@ def to_push_response(
     revision: Revision, sequence: int, acks: list[pb.PushAck], published: ops.WeightVersion
 ) -> pb.PushGroupsResponse:
     """The acknowledgement of a bundle."""
-    weights = common_pb2.WeightVersion(epoch=published.epoch, version=published.version)
+    weights = common_pb2.WeightVersion(term=published.term, version=published.version)
     return pb.PushGroupsResponse(
         revision=revision, revision_proof=revision.proof, sequence=sequence, acks=acks, published=weights
     )

@@ -73,11 +73,11 @@ def task_id(value: str) -> str:
 
 
 def group_id(value: str) -> tuple[str, int]:
-    """Parts (task_id, generation) of a group's id."""
-    name, _, generation = value.partition("/")
-    if not limits.TASK_ID.fullmatch(name) or not (generation.isascii() and generation.isdecimal()):
-        raise InvalidField("group_id", value[:200], "task_id/generation")
-    return name, int(generation[:15])
+    """Parts (task_id, incarnation) of a group's id."""
+    name, _, incarnation = value.partition("/")
+    if not limits.TASK_ID.fullmatch(name) or not (incarnation.isascii() and incarnation.isdecimal()):
+        raise InvalidField("group_id", value[:200], "task_id/incarnation")
+    return name, int(incarnation[:15])
 
 
 def step_of(request: pb.ListGroupsRequest) -> int | None:
@@ -99,18 +99,18 @@ def to_task(task: ins.TaskFacts) -> pb.TaskInfo:
         pb.TaskInfo,
         task,
         # A payload's key ends in its size.
-        continuation_bytes=int(task.payload_key.rpartition(":")[2] or 0),
-        group_id=f"{task.task_id}/{task.generation}" if task.accepted_attempt >= 0 else "",
+        partial_rollout_bytes=int(task.payload_key.rpartition(":")[2] or 0),
+        group_id=f"{task.task_id}/{task.incarnation}" if task.accepted_attempt >= 0 else "",
         place=_PLACES[task.place],
         not_before_ms=_if_any(task.not_before_ms),
-        continuation_head=_if_any(task.continuation_head),
+        partial_rollout_head=_if_any(task.partial_rollout_head),
         lease=_to_lease(task) if task.expires_ms >= 0 else None,
     )
 
 
 def _to_lease(task: ins.TaskFacts) -> pb.LeaseInfo:
     return pb.LeaseInfo(
-        lease_id=f"{task.task_id}/{task.generation}/{task.attempt}",
+        lease_id=f"{task.task_id}/{task.incarnation}/{task.attempt}",
         worker_id=task.worker_id,
         instance_id=task.instance_id,
         expires_ms=task.expires_ms,
@@ -129,7 +129,7 @@ def to_group(group: ins.GroupView, place: ins.Place) -> pb.GroupInfo:
         head_version=group.head,
         tail_version=group.tail,
         mean_version_milli=group.mean_milli,
-        round=_if_any(group.round),
+        micro_batch=_if_any(group.micro_batch),
         rank=_if_any(group.rank),
     )
 

@@ -20,9 +20,9 @@ def plan_collective(request: pb.PlanCollectiveRequest) -> ops.PlanCollective:
     plan = request.plan
     # First: what follows looks at each of its parts.
     packed = fields.size(plan.SerializeToString(deterministic=True), "plan", limits.MAX_PLAN_BYTES)
-    epoch = fields.epoch(request.epoch)
-    if plan.version.epoch != epoch:
-        raise InvalidField("plan.version.epoch", plan.version.epoch, f"{epoch}, the epoch of the request")
+    term = fields.term(request.term)
+    if plan.version.term != term:
+        raise InvalidField("plan.version.term", plan.version.term, f"{term}, the term of the request")
     version = fields.number(plan.version.version, "plan.version.version", 1, limits.MAX_VERSION)
     if plan.phase not in _PHASES.values():
         raise InvalidField("plan.phase", plan.phase, f"one of {', '.join(_PHASES).upper()}")
@@ -35,7 +35,7 @@ def plan_collective(request: pb.PlanCollectiveRequest) -> ops.PlanCollective:
     fields.number(plan.timeout_ms, "plan.timeout_ms", 100, 3_600_000)
     _check_members(plan)
     _check_tensors(plan)
-    return ops.PlanCollective(epoch, version, packed)
+    return ops.PlanCollective(term, version, packed)
 
 
 def _check_members(plan: pb.CollectivePlan) -> None:

@@ -23,7 +23,7 @@ class Event:
 
 _FIELDS: Mapping[str, tuple[type[Message], Sequence[str]]] = {
     "moved": (pb.GroupMoved, ("time_ms", "group_id", "state")),
-    "round": (pb.RoundClosed, ("time_ms", "step", "round", "train_version", "group_ids")),
+    "micro_batch": (pb.MicroBatchClosed, ("time_ms", "step", "micro_batch", "train_version", "group_ids")),
     "trained": (pb.StepsTrained, ("time_ms", "committed_steps")),
 }
 """Messages by kind of event, which is also their field of Record, and their fields in the order that is kept."""

@@ -5,7 +5,7 @@ from math import isfinite
 
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
-from buffer_service.rpc.convert.groups import continuation_facts
+from buffer_service.rpc.convert.groups import partial_rollout_facts
 from buffer_wire import layout, limits
 from buffer_wire.enums import members
 from buffer_wire.errors import InvalidField
@@ -25,7 +25,7 @@ def submit(request: pb.SubmitTasksRequest) -> ops.Submit:
         raise InvalidField("cursor", request.cursor, f"at least expected_cursor, {request.expected_cursor}")
     fields.count(request.tasks, "tasks", 1, limits.MAX_TASKS_PER_SUBMIT)
     return ops.Submit(
-        epoch=fields.epoch(request.epoch),
+        term=fields.term(request.term),
         request_id=fields.line(request.request_id, "request_id", 1, 64),
         expected_cursor=request.expected_cursor,
         cursor=request.cursor,
@@ -159,17 +159,17 @@ def give_back(request: pb.ReturnLeasesRequest) -> tuple[str, str, list[ops.Lease
 def _lease_return(at: str, message: pb.LeaseReturn) -> ops.LeaseReturn:
     if message.kind not in _KINDS:
         raise InvalidField(f"{at}.kind", message.kind, "RETURN_KIND_INTERRUPTED or RETURN_KIND_FAILED")
-    continuation, head, tokens = b"", None, 0
+    partial_rollout, head, tokens = b"", None, 0
     # A pinned task is made anew from nothing, so what was made of it is not even looked at.
-    if message.HasField("continuation") and ops.sink_of(message.lease_id) is ops.TaskSink.QUEUE:
-        head, tokens = continuation_facts(f"{at}.continuation", message.continuation, message.lease_id)
+    if message.HasField("partial_rollout") and ops.sink_of(message.lease_id) is ops.TaskSink.QUEUE:
+        head, tokens = partial_rollout_facts(f"{at}.partial_rollout", message.partial_rollout, message.lease_id)
         # One that holds no token would replace what an earlier attempt left.
-        continuation = message.continuation.SerializeToString() if tokens else b""
+        partial_rollout = message.partial_rollout.SerializeToString() if tokens else b""
     return ops.LeaseReturn(
         lease_id=fields.lease_id(message.lease_id, f"{at}.lease_id"),
         kind=_KINDS[message.kind],
         error=fields.text(message.error, f"{at}.error", 0, limits.MAX_ERROR_CHARS),
-        continuation=continuation,
+        partial_rollout=partial_rollout,
         head=head,
         tokens=tokens,
     )

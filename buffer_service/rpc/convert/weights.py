@@ -23,7 +23,7 @@ _U32 = (1 << 32) - 1
 def publish(request: pb.PublishRequest) -> ops.Publish:
     """A checked publish."""
     return ops.Publish(
-        epoch=fields.epoch(request.epoch),
+        term=fields.term(request.term),
         version=fields.number(request.version, "version", 0, limits.MAX_VERSION),
         manifest=_manifest(request.manifest) if request.HasField("manifest") else b"",
         commit_through=request.commit_through_step if request.HasField("commit_through_step") else None,

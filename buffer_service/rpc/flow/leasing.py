@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
-from buffer_service.rpc.flow.waiting import Lines
+from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_wire.revision import Revision
 
 _POINTLESS = frozenset({ops.LeaseWait.ENGINE_STALE, ops.LeaseWait.QUARANTINED})
@@ -32,7 +32,7 @@ class Leasing:
     """The lease requests of one replica."""
 
     store: RunStore
-    lines: Lines
+    lines: WaitingLines
 
     async def leased(self, run_id: str, ask: ops.LeaseAsk, seen: Revision, wait_s: float) -> ops.Leased:
         """Leases, or the reason why there are none by the end of the wait."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.observability.metrics import RpcMetrics
-from buffer_service.rpc.flow.waiting import Lines
+from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_service.rpc.janitor import Janitor
 from buffer_wire.errors import NotReady, RolloutBufferError
 from buffer_wire.revision import Revision
@@ -27,7 +27,7 @@ RETRY_S = 0.5
 class Pushes:
     """The pushes of one replica."""
 
-    def __init__(self, store: RunStore, lines: Lines, janitor: Janitor, metrics: RpcMetrics) -> None:
+    def __init__(self, store: RunStore, lines: WaitingLines, janitor: Janitor, metrics: RpcMetrics) -> None:
         self._store = store
         self._lines = lines
         self._janitor = janitor

@@ -21,7 +21,7 @@ WAIT_S = 30.0
 """Longest wait for room; then the caller has to come again."""
 STALLED_S = 5.0
 """Silence of a client, in the middle of something, after which others may have its room."""
-LOOK_S = 0.5
+POLL_S = 0.5
 """Period, in seconds, at which those who wait for room look for clients that have stalled."""
 
 RawContext = grpc.aio.ServicerContext[bytes, bytes]
@@ -129,7 +129,7 @@ class Room:
                     "again"
                 )
             self._end_silent(loop.time())
-            await asyncio.wait([mine], timeout=min(LOOK_S, left))
+            await asyncio.wait([mine], timeout=min(POLL_S, left))
 
     @asynccontextmanager
     async def of_client(self, share: Share, patience_s: float = STALLED_S) -> AsyncIterator[None]:

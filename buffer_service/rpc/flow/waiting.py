@@ -21,24 +21,24 @@ RECHECK_S = 2.0
 
 
 @dataclass(slots=True)
-class _Line:
+class _WaitingLine:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock of the line, whose waiters are served in the order in which they came."""
     people: int = 0
 
 
-class Lines:
+class WaitingLines:
     """The lines of one replica, one for each (run, topic)."""
 
     def __init__(self, notifications: Notifications, drain: Drain) -> None:
         self._notifications = notifications
         self._drain = drain
-        self._lines: dict[tuple[str, Topic], _Line] = {}
+        self._lines: dict[tuple[str, Topic], _WaitingLine] = {}
 
     @asynccontextmanager
     async def turn(self, run_id: str, topic: Topic, deadline: float | None = None) -> AsyncIterator[bool]:
         """Wait for the head of the line; False when `deadline` (loop time) passes first. Raises NotReady on drain."""
-        line = self._lines.setdefault((run_id, topic), _Line())
+        line = self._lines.setdefault((run_id, topic), _WaitingLine())
         line.people += 1
         try:
             at_head = await self._enter(line, deadline)
@@ -52,7 +52,7 @@ class Lines:
             if not line.people:
                 del self._lines[run_id, topic]
 
-    async def _enter(self, line: _Line, deadline: float | None) -> bool:
+    async def _enter(self, line: _WaitingLine, deadline: float | None) -> bool:
         async with self._drain.interruptible():
             try:
                 async with asyncio.timeout_at(deadline):

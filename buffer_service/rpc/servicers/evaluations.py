@@ -11,7 +11,7 @@ from buffer_service.domain.ports import RunStore
 from buffer_service.rpc.convert import evaluations as convert
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.flow.budget import StreamSlots
-from buffer_service.rpc.flow.waiting import Lines
+from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_service.rpc.streams import evaluation as evaluation_stream
 from buffer_service.security.gate import caller
 from buffer_wire.messages import message_of
@@ -26,7 +26,7 @@ class EvaluationServicer(evaluations_pb2_grpc.EvaluationServiceServicer):
     """Servicer of evaluations."""
 
     store: RunStore
-    lines: Lines
+    lines: WaitingLines
     slots: StreamSlots
 
     async def SubmitEvaluation(self, request: pb.SubmitEvaluationRequest, _: Context) -> pb.SubmitEvaluationResponse:

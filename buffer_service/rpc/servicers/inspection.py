@@ -69,13 +69,13 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
 
     async def GetGroup(self, request: pb.GetGroupRequest, _: Context) -> pb.GetGroupResponse:
         """Look up a group that is stored."""
-        run_id, (task_id, generation) = fields.run_id(request.run.run_id), convert.group_id(request.group_id)
+        run_id, (task_id, incarnation) = fields.run_id(request.run.run_id), convert.group_id(request.group_id)
         count = convert.max_tokens(request.max_tokens)
         try:
             revision, now_ms, task = await self.store.call(commands.task(run_id, task_id))
         except UnknownTask:
             raise UnknownGroup(run_id, request.group_id) from None
-        accepted = task.accepted_attempt >= 0 and task.generation == generation
+        accepted = task.accepted_attempt >= 0 and task.incarnation == incarnation
         group = await read_group(self.store, task.body_key) if accepted else None
         if group is None:
             raise UnknownGroup(run_id, request.group_id)

@@ -189,7 +189,7 @@ class BatchServicer:
         """Commit: the trainer's weights hold what was trained through a step."""
         run_id, seen = fields.run_ref(request.run)
         revision, steps = await self.store.call(
-            commands.commit(run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen)
+            commands.commit(run_id, fields.term(request.term), request.through_step, seen_revision=seen)
         )
         return batches_pb2.CommitResponse(revision=revision, revision_proof=revision.proof, committed_steps=steps)
 
@@ -197,7 +197,7 @@ class BatchServicer:
         """Checkpoint: the trainer's own checkpoint holds everything through a step."""
         run_id, seen = fields.run_ref(request.run)
         revision, steps = await self.store.call(
-            commands.checkpoint(run_id, fields.epoch(request.epoch), request.through_step, seen_revision=seen)
+            commands.checkpoint(run_id, fields.term(request.term), request.through_step, seen_revision=seen)
         )
         return batches_pb2.CheckpointResponse(
             revision=revision, revision_proof=revision.proof, checkpointed_steps=steps

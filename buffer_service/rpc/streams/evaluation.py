@@ -11,7 +11,7 @@ from buffer_service.domain import evaluations as ev
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.convert import evaluations as convert
 from buffer_service.rpc.convert import fields
-from buffer_service.rpc.flow.waiting import Lines
+from buffer_service.rpc.flow.waiting import WaitingLines
 from rollout_buffer.v1 import evaluations_pb2 as pb
 
 PORTION_RESULTS = 16
@@ -20,7 +20,7 @@ MESSAGE_BYTES = 1 << 20
 
 
 async def results(
-    store: RunStore, lines: Lines, run_id: str, eval_id: str, *, seen: int, wait_s: float
+    store: RunStore, lines: WaitingLines, run_id: str, eval_id: str, *, seen: int, wait_s: float
 ) -> AsyncGenerator[pb.ReadEvaluationResponse]:
     """Messages of a read, from the result after the first `seen`. Raises UnknownEvaluation, NotReady on drain."""
     loop = asyncio.get_running_loop()

@@ -14,12 +14,12 @@ from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.ports import RunStore, Topic
-from buffer_service.observability.diagnosis import Standing, pull_waits_on
+from buffer_service.observability.diagnosis import Situation, pull_waits_on
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.convert import batches as convert
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.flow.room import RawContext, Room, Share
-from buffer_service.rpc.flow.waiting import Lines
+from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_wire.codec import Delivered, join_pull
 from buffer_wire.errors import BatchNotReady, NotReady, StoreFault
 from buffer_wire.revision import Revision
@@ -38,7 +38,7 @@ _COPIES = 2
 class PullStream:
     """Serves one PullBatch RPC."""
 
-    def __init__(self, store: RunStore, lines: Lines, room: Room, metrics: RpcMetrics) -> None:
+    def __init__(self, store: RunStore, lines: WaitingLines, room: Room, metrics: RpcMetrics) -> None:
         self._store = store
         self._lines = lines
         self._room = room
@@ -57,7 +57,7 @@ class PullStream:
                     f"groups of step {batch.step} are gone from the store, and it is trained: it cannot be pulled as "
                     "it was; resume at it to have them settled as lost"
                 )
-            if await self._send(run_id, pull.epoch, batch, int((loop.time() - started) * 1000), context, reported):
+            if await self._send(run_id, pull.term, batch, int((loop.time() - started) * 1000), context, reported):
                 return
 
     async def _assembled(self, run_id: str, pull: ops.Pull, seen: Revision, wait_s: float) -> ops.Batch:
@@ -81,18 +81,19 @@ class PullStream:
             needed_groups=result.needed,
             leased=result.leased,
             pending=result.pending,
-            waits_on=pull_waits_on(Standing.of(view), result.blocked_hint) + _of_round(view.policy, pull, result),
+            waits_on=pull_waits_on(Situation.of(view), result.blocked_hint)
+            + _of_micro_batch(view.policy, pull, result),
         )
 
     async def _send(
-        self, run_id: str, epoch: int, batch: ops.Batch, waited_ms: int, context: RawContext, reported: set[str]
+        self, run_id: str, term: int, batch: ops.Batch, waited_ms: int, context: RawContext, reported: set[str]
     ) -> bool:
         """Stream the shard; False when it has to be pulled again and nothing was sent: groups were `reported` lost."""
         opened = False
         async with _Reads(self._store, self._room, run_id, batch.shard) as reads:
             while True:
                 groups, bodies, share = await reads.next()
-                found = await self._settle_lost(run_id, epoch, batch, groups, bodies, reported)
+                found = await self._settle_lost(run_id, term, batch, groups, bodies, reported)
                 if found is None:
                     if not opened:
                         return False
@@ -120,7 +121,7 @@ class PullStream:
     async def _settle_lost(
         self,
         run_id: str,
-        epoch: int,
+        term: int,
         batch: ops.Batch,
         groups: Sequence[ops.ShardGroup],
         bodies: Sequence[ops.Buffer | None],
@@ -129,7 +130,7 @@ class PullStream:
         """The groups with their bodies, or None after those without one were reported lost."""
         lost = [group.payload_key for group, body in zip(groups, bodies, strict=True) if body is None]
         if lost:
-            await self._store.call(commands.report_lost(run_id, epoch, batch.step, lost))
+            await self._store.call(commands.report_lost(run_id, term, batch.step, lost))
             reported.update(lost)
             return None
         return deque(
@@ -139,10 +140,10 @@ class PullStream:
         )
 
 
-def _of_round(policy: RunPolicy, pull: ops.Pull, short: ops.Short) -> str:
-    if not policy.micro_batch_groups and not pull.round:
+def _of_micro_batch(policy: RunPolicy, pull: ops.Pull, short: ops.Short) -> str:
+    if not policy.micro_batch_groups and not pull.micro_batch:
         return ""
-    return f"; round {pull.round} of step {short.step} needs {short.needed} groups"
+    return f"; micro-batch {pull.micro_batch} of step {short.step} needs {short.needed} groups"
 
 
 _Read: TypeAlias = "tuple[list[ops.ShardGroup], Share, asyncio.Future[Sequence[ops.Buffer | None]]]"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
-from buffer_service.rpc.flow.waiting import Lines
+from buffer_service.rpc.flow.waiting import WaitingLines
 
 FRESH_S = 0.5
 """Largest age, in seconds, of a shared reading when no hint came since; hints can be lost."""
@@ -30,7 +30,7 @@ class _Reading:
 class WeightsFeed:
     """The watches of one replica."""
 
-    def __init__(self, store: RunStore, lines: Lines) -> None:
+    def __init__(self, store: RunStore, lines: WaitingLines) -> None:
         self._store = store
         self._lines = lines
         self._readings: dict[str, _Reading] = {}
@@ -46,7 +46,7 @@ class WeightsFeed:
                 ticket = self._lines.ticket(run_id, Topic.WEIGHTS)
                 view = await self._read(run_id, reading)
                 state = (view.published, view.manifest, view.paused, view.plan)
-                # Whoever waits for a place asks again when it hears anything.
+                # Whoever waits for a permit asks again when it hears anything.
                 asks_again = view.may_load and not might_load
                 might_load = view.may_load
                 if state != last or asks_again:

@@ -15,7 +15,7 @@ from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.refusals import Refusals
 from buffer_service.store.transport.replication import Replication
 from buffer_service.store.transport.resp import RespConnection
-from buffer_service.store.transport.shared_rounds import SharedRounds
+from buffer_service.store.transport.shared_calls import SharedCalls
 from buffer_wire.errors import StoreUnavailable
 
 _CHANGES_POLICY = frozenset({"create_run", "update_policy"})
@@ -37,7 +37,7 @@ class Confirmation:
         self._refusals = refusals
         self._replication = replication
         self._claims = claims
-        self._appended = SharedRounds(self._ask_whether_appended)
+        self._appended = SharedCalls(self._ask_whether_appended)
 
     async def kept(self, command: Command[Any], at: RespConnection, reply: Buffer) -> Buffer:
         """The reply that came over `at`, once what it acknowledges is where it must be; notes its revision.

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from buffer_service.commands.replies import unpack
 from buffer_service.store.keys import index_key
 from buffer_service.store.transport.resp import Parts, ReplyError
-from buffer_service.store.transport.shared_rounds import SharedRounds
+from buffer_service.store.transport.shared_calls import SharedCalls
 from buffer_wire.errors import NotReplicated, StoreUnavailable
 
 POLICY_AGE_S = 1.0
@@ -47,7 +47,7 @@ class Replication:
         self._ask = ask
         self._connect = connect
         self._policies: dict[str, tuple[float, Wanted]] = {}
-        self._rounds: dict[Wanted, SharedRounds[tuple[int | ReplyError, str]]] = {}
+        self._shared: dict[Wanted, SharedCalls[tuple[int | ReplyError, str]]] = {}
 
     def known(self, run_id: str) -> Wanted | None:
         """Replicas that an acknowledgement of this run waits for; None when they must be read from the store."""
@@ -73,10 +73,10 @@ class Replication:
 
     async def wait(self, wanted: Wanted, server: str) -> None:
         """Wait until the replicas have all that `server` has written. Raises NotReplicated, StoreUnavailable."""
-        rounds = self._rounds.get(wanted)
-        if rounds is None:
-            rounds = self._rounds[wanted] = SharedRounds(partial(_send, wanted, self._connect()))
-        reached, waited_at = await rounds.answer()
+        shared = self._shared.get(wanted)
+        if shared is None:
+            shared = self._shared[wanted] = SharedCalls(partial(_send, wanted, self._connect()))
+        reached, waited_at = await shared.answer()
         if isinstance(reached, ReplyError):
             raise StoreUnavailable(self._store, str(reached)) from reached
         if waited_at != server:

@@ -3,9 +3,9 @@
 isort:skip_file
 Batches: groups on their way to the trainer, and the trainer's progress.
 
-A step counts batches pulled, from 0. A whole batch is one round, round 0; a streamed one has as many as it takes.
-The same (epoch, step, round, rank) always returns the same groups until the step is checkpointed, whoever asks,
-after any crash.
+A step counts batches pulled, from 0. A whole batch is one micro-batch, micro-batch 0; a streamed one has as many as
+it takes. The same (term, step, micro-batch, rank) always returns the same groups until the step is checkpointed,
+whoever asks, after any crash.
 """
 
 import builtins
@@ -61,36 +61,38 @@ class PullBatchRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     WORLD_SIZE_FIELD_NUMBER: builtins.int
     TRAIN_VERSION_FIELD_NUMBER: builtins.int
     WAIT_MS_FIELD_NUMBER: builtins.int
-    ROUND_FIELD_NUMBER: builtins.int
+    MICRO_BATCH_FIELD_NUMBER: builtins.int
     BATCH_GROUPS_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
-    """The trainer's epoch; an older one is refused with `stale_epoch`."""
+    term: builtins.int
+    """The trainer's term; an older one is refused with `stale_term`."""
     step: builtins.int
     """The step to pull: the next unassembled one, or any earlier one that is still retained."""
     rank: builtins.int
     """Rank that pulls, 0 to world_size - 1."""
     world_size: builtins.int
-    """Number of ranks, 1 to 4,096; fixed for an epoch by its first pull."""
+    """Number of ranks, 1 to 4,096; fixed for a term by its first pull."""
     train_version: builtins.int
     """The version whose weights will train on the batch; at least the published one, and that of the step's earlier
-    rounds. Unset: that of the earlier rounds, else the published version.
+    micro-batches. Unset: that of the earlier micro-batches, else the published version.
     """
     wait_ms: builtins.int
     """Longest wait for the batch, 0 to 3,600,000. When it passes, DEADLINE_EXCEEDED with reason `batch_not_ready`
     says what is short and on whom the pull waits.
     """
-    round: builtins.int
-    """The round to pull, from 0: any closed one, or the next. Above 0 only where the policy sets micro_batch_groups."""
+    micro_batch: builtins.int
+    """The micro-batch to pull, from 0: any closed one, or the next. Above 0 only where the policy sets
+    micro_batch_groups.
+    """
     batch_groups: builtins.int
-    """N of this step, if it differs from the policy's: 1 to 65,536, at most max_queued_groups unless streamed, and no more
-    than max_lookahead and the quotas let exist. The pull that closes the step's first round decides; equal for every
-    rank.
+    """N of this step, if it differs from the policy's: 1 to 65,536, at most max_queued_groups unless streamed, and no
+    more than max_lookahead and the quotas let exist. The pull that closes the step's first micro-batch decides; equal
+    for every rank.
     """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
@@ -100,17 +102,17 @@ class PullBatchRequest(google.protobuf.message.Message):
         self,
         *,
         run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
-        epoch: builtins.int = ...,
+        term: builtins.int = ...,
         step: builtins.int = ...,
         rank: builtins.int = ...,
         world_size: builtins.int = ...,
         train_version: builtins.int | None = ...,
         wait_ms: builtins.int = ...,
-        round: builtins.int = ...,
+        micro_batch: builtins.int = ...,
         batch_groups: builtins.int | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "run", b"run", "train_version", b"train_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "epoch", b"epoch", "rank", b"rank", "round", b"round", "run", b"run", "step", b"step", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "micro_batch", b"micro_batch", "rank", b"rank", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
     @typing.overload
@@ -137,15 +139,15 @@ class BatchInfo(google.protobuf.message.Message):
     REPLAYED_FIELD_NUMBER: builtins.int
     WAITED_MS_FIELD_NUMBER: builtins.int
     QUEUED_GROUPS_FIELD_NUMBER: builtins.int
-    ROUND_FIELD_NUMBER: builtins.int
+    MICRO_BATCH_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step, from 0."""
     train_version: builtins.int
     """The version whose weights train on the batch."""
     total_groups: builtins.int
-    """Totals over all ranks and over the step's rounds up to this one: the step's totals where `final` is set, so that a
-    token-mean loss over any sharding equals the single-process one.
+    """Totals over all ranks and over the step's micro-batches up to this one: the step's totals where `final` is set, so
+    that a token-mean loss over any sharding equals the single-process one.
     """
     total_samples: builtins.int
     """Samples, likewise."""
@@ -167,10 +169,10 @@ class BatchInfo(google.protobuf.message.Message):
     """Time that this request waited for the batch."""
     queued_groups: builtins.int
     """Groups queued after the assembly."""
-    round: builtins.int
-    """The round, from 0."""
+    micro_batch: builtins.int
+    """The micro-batch, from 0."""
     final: builtins.bool
-    """True for the step's last round; always for whole batches."""
+    """True for the step's last micro-batch; always for whole batches."""
     def __init__(
         self,
         *,
@@ -187,10 +189,10 @@ class BatchInfo(google.protobuf.message.Message):
         replayed: builtins.bool = ...,
         waited_ms: builtins.int = ...,
         queued_groups: builtins.int = ...,
-        round: builtins.int = ...,
+        micro_batch: builtins.int = ...,
         final: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["final", b"final", "queued_groups", b"queued_groups", "replayed", b"replayed", "round", b"round", "shard_groups", b"shard_groups", "shard_tokens", b"shard_tokens", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "total_groups", b"total_groups", "total_loss_tokens", b"total_loss_tokens", "total_samples", b"total_samples", "total_tokens", b"total_tokens", "train_version", b"train_version", "waited_ms", b"waited_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["final", b"final", "micro_batch", b"micro_batch", "queued_groups", b"queued_groups", "replayed", b"replayed", "shard_groups", b"shard_groups", "shard_tokens", b"shard_tokens", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "total_groups", b"total_groups", "total_loss_tokens", b"total_loss_tokens", "total_samples", b"total_samples", "total_tokens", b"total_tokens", "train_version", b"train_version", "waited_ms", b"waited_ms"]) -> None: ...
 
 Global___BatchInfo: typing_extensions.TypeAlias = BatchInfo
 
@@ -269,10 +271,10 @@ class CommitRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     THROUGH_STEP_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
-    """The trainer's epoch; an older one is refused with `stale_epoch`."""
+    term: builtins.int
+    """The trainer's term; an older one is refused with `stale_term`."""
     through_step: builtins.int
     """Last step to mark; it must have been assembled."""
     @property
@@ -283,11 +285,11 @@ class CommitRequest(google.protobuf.message.Message):
         self,
         *,
         run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
-        epoch: builtins.int = ...,
+        term: builtins.int = ...,
         through_step: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "run", b"run", "through_step", b"through_step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run", b"run", "term", b"term", "through_step", b"through_step"]) -> None: ...
 
 Global___CommitRequest: typing_extensions.TypeAlias = CommitRequest
 
@@ -324,10 +326,10 @@ class CheckpointRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     THROUGH_STEP_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
-    """The trainer's epoch; an older one is refused with `stale_epoch`."""
+    term: builtins.int
+    """The trainer's term; an older one is refused with `stale_term`."""
     through_step: builtins.int
     """Last step that the checkpoint holds; it must have been committed."""
     @property
@@ -338,11 +340,11 @@ class CheckpointRequest(google.protobuf.message.Message):
         self,
         *,
         run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
-        epoch: builtins.int = ...,
+        term: builtins.int = ...,
         through_step: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "run", b"run", "through_step", b"through_step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run", b"run", "term", b"term", "through_step", b"through_step"]) -> None: ...
 
 Global___CheckpointRequest: typing_extensions.TypeAlias = CheckpointRequest
 
@@ -390,7 +392,7 @@ class ResumeRequest(google.protobuf.message.Message):
     mode: Global___ResumeMode.ValueType
     """Treatment of batches at or after next_step."""
     request_id: builtins.str
-    """Identity of this request: a repeat returns the same epoch. 1 to 64 characters."""
+    """Identity of this request: a repeat returns the same term. 1 to 64 characters."""
     allow_regenerate: builtins.bool
     """Allow next_step inside freed replay data: those steps are assembled anew. Otherwise refused with `replay_gap`."""
     @property
@@ -420,7 +422,7 @@ class ResumeResponse(google.protobuf.message.Message):
 
     REVISION_FIELD_NUMBER: builtins.int
     REVISION_PROOF_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     NEXT_STEP_FIELD_NUMBER: builtins.int
     NEXT_UNASSEMBLED_STEP_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
@@ -430,8 +432,8 @@ class ResumeResponse(google.protobuf.message.Message):
     """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
     revision_proof: builtins.str
     """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
-    epoch: builtins.int
-    """The trainer's epoch from now on; every older one is refused."""
+    term: builtins.int
+    """The trainer's term from now on; every older one is refused."""
     next_step: builtins.int
     """The first step to pull."""
     next_unassembled_step: builtins.int
@@ -447,13 +449,13 @@ class ResumeResponse(google.protobuf.message.Message):
         *,
         revision: builtins.int = ...,
         revision_proof: builtins.str = ...,
-        epoch: builtins.int = ...,
+        term: builtins.int = ...,
         next_step: builtins.int = ...,
         next_unassembled_step: builtins.int = ...,
         version: builtins.int = ...,
         cursor: builtins.int = ...,
         feeder_state: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cursor", b"cursor", "epoch", b"epoch", "feeder_state", b"feeder_state", "next_step", b"next_step", "next_unassembled_step", b"next_unassembled_step", "revision", b"revision", "revision_proof", b"revision_proof", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cursor", b"cursor", "feeder_state", b"feeder_state", "next_step", b"next_step", "next_unassembled_step", b"next_unassembled_step", "revision", b"revision", "revision_proof", b"revision_proof", "term", b"term", "version", b"version"]) -> None: ...
 
 Global___ResumeResponse: typing_extensions.TypeAlias = ResumeResponse

@@ -62,7 +62,7 @@ class BatchServiceServicer(object):
     """
 
     def PullBatch(self, request, context):
-        """Streams one rank's shard of one round of a step. The first message carries `batch` and no groups.
+        """Streams one rank's shard of one micro-batch of a step. The first message carries `batch` and no groups.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,7 +83,7 @@ class BatchServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """A trainer takes the run over: a new epoch, the clock set back to `next_step`.
+        """A trainer takes the run over: a new term, the clock set back to `next_step`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,9 +3,9 @@
 isort:skip_file
 Batches: groups on their way to the trainer, and the trainer's progress.
 
-A step counts batches pulled, from 0. A whole batch is one round, round 0; a streamed one has as many as it takes.
-The same (epoch, step, round, rank) always returns the same groups until the step is checkpointed, whoever asks,
-after any crash.
+A step counts batches pulled, from 0. A whole batch is one micro-batch, micro-batch 0; a streamed one has as many as
+it takes. The same (term, step, micro-batch, rank) always returns the same groups until the step is checkpointed,
+whoever asks, after any crash.
 """
 
 import abc
@@ -138,7 +138,7 @@ class BatchServiceStub(typing.Generic[_BatchServicePullBatchType, _BatchServiceC
     ], channel: grpc.aio.Channel) -> None: ...
 
     PullBatch: _BatchServicePullBatchType
-    """Streams one rank's shard of one round of a step. The first message carries `batch` and no groups."""
+    """Streams one rank's shard of one micro-batch of a step. The first message carries `batch` and no groups."""
 
     Commit: _BatchServiceCommitType
     """Marks every step up to and including `through_step` as trained. Idempotent."""
@@ -147,7 +147,7 @@ class BatchServiceStub(typing.Generic[_BatchServicePullBatchType, _BatchServiceC
     """The trainer's own checkpoint holds everything up to `through_step`: replay data up to it is freed. Idempotent."""
 
     Resume: _BatchServiceResumeType
-    """A trainer takes the run over: a new epoch, the clock set back to `next_step`."""
+    """A trainer takes the run over: a new term, the clock set back to `next_step`."""
 
 BatchServiceAsyncStub: typing_extensions.TypeAlias = BatchServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
@@ -177,7 +177,7 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.batches_pb2.PullBatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[rollout_buffer.v1.batches_pb2.PullBatchResponse], collections.abc.AsyncIterator[rollout_buffer.v1.batches_pb2.PullBatchResponse]]:
-        """Streams one rank's shard of one round of a step. The first message carries `batch` and no groups."""
+        """Streams one rank's shard of one micro-batch of a step. The first message carries `batch` and no groups."""
 
     @abc.abstractmethod
     def Commit(
@@ -201,6 +201,6 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.batches_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.batches_pb2.ResumeResponse, collections.abc.Awaitable[rollout_buffer.v1.batches_pb2.ResumeResponse]]:
-        """A trainer takes the run over: a new epoch, the clock set back to `next_step`."""
+        """A trainer takes the run over: a new term, the clock set back to `next_step`."""
 
 def add_BatchServiceServicer_to_server(servicer: BatchServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erollout_buffer/v1/common.proto\x12\x11rollout_buffer.v1\"C\n\x06RunRef\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rseen_revision\x18\x02 \x01(\x04\x12\x12\n\nseen_proof\x18\x03 \x01(\t\"/\n\rWeightVersion\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\xb8\x01\n\x0b\x45rrorDetail\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\x42\n\nattributes\x18\x04 \x03(\x0b\x32..rollout_buffer.v1.ErrorDetail.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erollout_buffer/v1/common.proto\x12\x11rollout_buffer.v1\"C\n\x06RunRef\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rseen_revision\x18\x02 \x01(\x04\x12\x12\n\nseen_proof\x18\x03 \x01(\t\".\n\rWeightVersion\x12\x0c\n\x04term\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\xb8\x01\n\x0b\x45rrorDetail\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\x42\n\nattributes\x18\x04 \x03(\x0b\x32..rollout_buffer.v1.ErrorDetail.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,9 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNREF']._serialized_start=53
   _globals['_RUNREF']._serialized_end=120
   _globals['_WEIGHTVERSION']._serialized_start=122
-  _globals['_WEIGHTVERSION']._serialized_end=169
-  _globals['_ERRORDETAIL']._serialized_start=172
-  _globals['_ERRORDETAIL']._serialized_end=356
-  _globals['_ERRORDETAIL_ATTRIBUTESENTRY']._serialized_start=307
-  _globals['_ERRORDETAIL_ATTRIBUTESENTRY']._serialized_end=356
+  _globals['_WEIGHTVERSION']._serialized_end=168
+  _globals['_ERRORDETAIL']._serialized_start=171
+  _globals['_ERRORDETAIL']._serialized_end=355
+  _globals['_ERRORDETAIL_ATTRIBUTESENTRY']._serialized_start=306
+  _globals['_ERRORDETAIL_ATTRIBUTESENTRY']._serialized_end=355
 # @@protoc_insertion_point(module_scope)

@@ -57,23 +57,23 @@ Global___RunRef: typing_extensions.TypeAlias = RunRef
 
 @typing.final
 class WeightVersion(google.protobuf.message.Message):
-    """Identity of a set of weights. Ordered by epoch, then version."""
+    """Identity of a set of weights. Ordered by term, then version."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
+    term: builtins.int
     """Fencing number of the trainer that published it; rises by one at each resume. At least 1."""
     version: builtins.int
     """Counts publishes; gaps are legal, at most 2^43 - 1. Version 0 is the weights the engines started with."""
     def __init__(
         self,
         *,
-        epoch: builtins.int = ...,
+        term: builtins.int = ...,
         version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["term", b"term", "version", b"version"]) -> None: ...
 
 Global___WeightVersion: typing_extensions.TypeAlias = WeightVersion
 

@@ -27,7 +27,7 @@ from rollout_buffer.v1 import groups_pb2 as rollout__buffer_dot_v1_dot_groups__p
 from rollout_buffer.v1 import tasks_pb2 as rollout__buffer_dot_v1_dot_tasks__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rollout_buffer/v1/evaluations.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\x1a\x1erollout_buffer/v1/groups.proto\x1a\x1drollout_buffer/v1/tasks.proto\"\x84\x02\n\nEvaluation\x12\x0f\n\x07\x65val_id\x18\x01 \x01(\t\x12\x31\n\x07version\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\r\n\x05tasks\x18\x03 \x01(\r\x12\x0f\n\x07pending\x18\x04 \x01(\r\x12\x0e\n\x06leased\x18\x05 \x01(\r\x12\x10\n\x08\x66inished\x18\x06 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\r\x12\x14\n\x0cstored_bytes\x18\x08 \x01(\x04\x12\x12\n\ncreated_ms\x18\t \x01(\x04\x12\x36\n\x08\x66\x61ilures\x18\n \x03(\x0b\x32$.rollout_buffer.v1.EvaluationFailure\"Y\n\x11\x45valuationFailure\x12\x12\n\ntask_index\x18\x01 \x01(\r\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\xab\x01\n\x17SubmitEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07\x65val_id\x18\x03 \x01(\t\x12\x14\n\x07version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12&\n\x05tasks\x18\x05 \x03(\x0b\x32\x17.rollout_buffer.v1.TaskB\n\n\x08_version\"\x88\x01\n\x18SubmitEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\"O\n\x14GetEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\"t\n\x15GetEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\"o\n\x15ReadEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\x12\x0c\n\x04seen\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\"\x81\x01\n\x10\x45valuationResult\x12\'\n\x05group\x18\x01 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\x12\x12\n\ntask_index\x18\x02 \x01(\r\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\xab\x01\n\x16ReadEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\x12\x34\n\x07results\x18\x03 \x03(\x0b\x32#.rollout_buffer.v1.EvaluationResult\"@\n\x16ListEvaluationsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\"w\n\x17ListEvaluationsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x32\n\x0b\x65valuations\x18\x02 \x03(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\"R\n\x17\x44\x65leteEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\"D\n\x18\x44\x65leteEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t2\xa4\x04\n\x11\x45valuationService\x12k\n\x10SubmitEvaluation\x12*.rollout_buffer.v1.SubmitEvaluationRequest\x1a+.rollout_buffer.v1.SubmitEvaluationResponse\x12\x62\n\rGetEvaluation\x12\'.rollout_buffer.v1.GetEvaluationRequest\x1a(.rollout_buffer.v1.GetEvaluationResponse\x12g\n\x0eReadEvaluation\x12(.rollout_buffer.v1.ReadEvaluationRequest\x1a).rollout_buffer.v1.ReadEvaluationResponse0\x01\x12h\n\x0fListEvaluations\x12).rollout_buffer.v1.ListEvaluationsRequest\x1a*.rollout_buffer.v1.ListEvaluationsResponse\x12k\n\x10\x44\x65leteEvaluation\x12*.rollout_buffer.v1.DeleteEvaluationRequest\x1a+.rollout_buffer.v1.DeleteEvaluationResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rollout_buffer/v1/evaluations.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\x1a\x1erollout_buffer/v1/groups.proto\x1a\x1drollout_buffer/v1/tasks.proto\"\x84\x02\n\nEvaluation\x12\x0f\n\x07\x65val_id\x18\x01 \x01(\t\x12\x31\n\x07version\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\r\n\x05tasks\x18\x03 \x01(\r\x12\x0f\n\x07pending\x18\x04 \x01(\r\x12\x0e\n\x06leased\x18\x05 \x01(\r\x12\x10\n\x08\x66inished\x18\x06 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\r\x12\x14\n\x0cstored_bytes\x18\x08 \x01(\x04\x12\x12\n\ncreated_ms\x18\t \x01(\x04\x12\x36\n\x08\x66\x61ilures\x18\n \x03(\x0b\x32$.rollout_buffer.v1.EvaluationFailure\"Y\n\x11\x45valuationFailure\x12\x12\n\ntask_index\x18\x01 \x01(\r\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\xaa\x01\n\x17SubmitEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x0f\n\x07\x65val_id\x18\x03 \x01(\t\x12\x14\n\x07version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12&\n\x05tasks\x18\x05 \x03(\x0b\x32\x17.rollout_buffer.v1.TaskB\n\n\x08_version\"\x88\x01\n\x18SubmitEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\"O\n\x14GetEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\"t\n\x15GetEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\"o\n\x15ReadEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\x12\x0c\n\x04seen\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\r\"\x81\x01\n\x10\x45valuationResult\x12\'\n\x05group\x18\x01 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\x12\x12\n\ntask_index\x18\x02 \x01(\r\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\xab\x01\n\x16ReadEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x31\n\nevaluation\x18\x02 \x01(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\x12\x34\n\x07results\x18\x03 \x03(\x0b\x32#.rollout_buffer.v1.EvaluationResult\"@\n\x16ListEvaluationsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\"w\n\x17ListEvaluationsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x32\n\x0b\x65valuations\x18\x02 \x03(\x0b\x32\x1d.rollout_buffer.v1.Evaluation\"R\n\x17\x44\x65leteEvaluationRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0f\n\x07\x65val_id\x18\x02 \x01(\t\"D\n\x18\x44\x65leteEvaluationResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t2\xa4\x04\n\x11\x45valuationService\x12k\n\x10SubmitEvaluation\x12*.rollout_buffer.v1.SubmitEvaluationRequest\x1a+.rollout_buffer.v1.SubmitEvaluationResponse\x12\x62\n\rGetEvaluation\x12\'.rollout_buffer.v1.GetEvaluationRequest\x1a(.rollout_buffer.v1.GetEvaluationResponse\x12g\n\x0eReadEvaluation\x12(.rollout_buffer.v1.ReadEvaluationRequest\x1a).rollout_buffer.v1.ReadEvaluationResponse0\x01\x12h\n\x0fListEvaluations\x12).rollout_buffer.v1.ListEvaluationsRequest\x1a*.rollout_buffer.v1.ListEvaluationsResponse\x12k\n\x10\x44\x65leteEvaluation\x12*.rollout_buffer.v1.DeleteEvaluationRequest\x1a+.rollout_buffer.v1.DeleteEvaluationResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,27 +39,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVALUATIONFAILURE']._serialized_start=416
   _globals['_EVALUATIONFAILURE']._serialized_end=505
   _globals['_SUBMITEVALUATIONREQUEST']._serialized_start=508
-  _globals['_SUBMITEVALUATIONREQUEST']._serialized_end=679
-  _globals['_SUBMITEVALUATIONRESPONSE']._serialized_start=682
-  _globals['_SUBMITEVALUATIONRESPONSE']._serialized_end=818
-  _globals['_GETEVALUATIONREQUEST']._serialized_start=820
-  _globals['_GETEVALUATIONREQUEST']._serialized_end=899
-  _globals['_GETEVALUATIONRESPONSE']._serialized_start=901
-  _globals['_GETEVALUATIONRESPONSE']._serialized_end=1017
-  _globals['_READEVALUATIONREQUEST']._serialized_start=1019
-  _globals['_READEVALUATIONREQUEST']._serialized_end=1130
-  _globals['_EVALUATIONRESULT']._serialized_start=1133
-  _globals['_EVALUATIONRESULT']._serialized_end=1262
-  _globals['_READEVALUATIONRESPONSE']._serialized_start=1265
-  _globals['_READEVALUATIONRESPONSE']._serialized_end=1436
-  _globals['_LISTEVALUATIONSREQUEST']._serialized_start=1438
-  _globals['_LISTEVALUATIONSREQUEST']._serialized_end=1502
-  _globals['_LISTEVALUATIONSRESPONSE']._serialized_start=1504
-  _globals['_LISTEVALUATIONSRESPONSE']._serialized_end=1623
-  _globals['_DELETEEVALUATIONREQUEST']._serialized_start=1625
-  _globals['_DELETEEVALUATIONREQUEST']._serialized_end=1707
-  _globals['_DELETEEVALUATIONRESPONSE']._serialized_start=1709
-  _globals['_DELETEEVALUATIONRESPONSE']._serialized_end=1777
-  _globals['_EVALUATIONSERVICE']._serialized_start=1780
-  _globals['_EVALUATIONSERVICE']._serialized_end=2328
+  _globals['_SUBMITEVALUATIONREQUEST']._serialized_end=678
+  _globals['_SUBMITEVALUATIONRESPONSE']._serialized_start=681
+  _globals['_SUBMITEVALUATIONRESPONSE']._serialized_end=817
+  _globals['_GETEVALUATIONREQUEST']._serialized_start=819
+  _globals['_GETEVALUATIONREQUEST']._serialized_end=898
+  _globals['_GETEVALUATIONRESPONSE']._serialized_start=900
+  _globals['_GETEVALUATIONRESPONSE']._serialized_end=1016
+  _globals['_READEVALUATIONREQUEST']._serialized_start=1018
+  _globals['_READEVALUATIONREQUEST']._serialized_end=1129
+  _globals['_EVALUATIONRESULT']._serialized_start=1132
+  _globals['_EVALUATIONRESULT']._serialized_end=1261
+  _globals['_READEVALUATIONRESPONSE']._serialized_start=1264
+  _globals['_READEVALUATIONRESPONSE']._serialized_end=1435
+  _globals['_LISTEVALUATIONSREQUEST']._serialized_start=1437
+  _globals['_LISTEVALUATIONSREQUEST']._serialized_end=1501
+  _globals['_LISTEVALUATIONSRESPONSE']._serialized_start=1503
+  _globals['_LISTEVALUATIONSRESPONSE']._serialized_end=1622
+  _globals['_DELETEEVALUATIONREQUEST']._serialized_start=1624
+  _globals['_DELETEEVALUATIONREQUEST']._serialized_end=1706
+  _globals['_DELETEEVALUATIONRESPONSE']._serialized_start=1708
+  _globals['_DELETEEVALUATIONRESPONSE']._serialized_end=1776
+  _globals['_EVALUATIONSERVICE']._serialized_start=1779
+  _globals['_EVALUATIONSERVICE']._serialized_end=2327
 # @@protoc_insertion_point(module_scope)

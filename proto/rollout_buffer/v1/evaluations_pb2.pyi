@@ -121,12 +121,12 @@ class SubmitEvaluationRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     EVAL_ID_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
-    """The trainer's epoch; an older one is refused with `stale_epoch`."""
+    term: builtins.int
+    """The trainer's term; an older one is refused with `stale_term`."""
     eval_id: builtins.str
     """Id of the evaluation, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit. The caller chooses
     it, and so can repeat the request. Refused with `evaluation_exists` when the run has one of this name with other
@@ -149,13 +149,13 @@ class SubmitEvaluationRequest(google.protobuf.message.Message):
         self,
         *,
         run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
-        epoch: builtins.int = ...,
+        term: builtins.int = ...,
         eval_id: builtins.str = ...,
         version: builtins.int | None = ...,
         tasks: collections.abc.Iterable[rollout_buffer.v1.tasks_pb2.Task] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_version", b"_version", "run", b"run", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_version", b"_version", "epoch", b"epoch", "eval_id", b"eval_id", "run", b"run", "tasks", b"tasks", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_version", b"_version", "eval_id", b"eval_id", "run", b"run", "tasks", b"tasks", "term", b"term", "version", b"version"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_version", b"_version"]) -> typing.Literal["version"] | None: ...
 
 Global___SubmitEvaluationRequest: typing_extensions.TypeAlias = SubmitEvaluationRequest

@@ -127,7 +127,7 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """Ran into max_new_tokens or the context length."""
     FINISH_REASON_ABORTED: _FinishReason.ValueType  # 3
-    """Not finished: legal in continuations only."""
+    """Not finished: legal in partial rollouts only."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Reason why a sample ended."""
@@ -139,7 +139,7 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """Ran into max_new_tokens or the context length."""
 FINISH_REASON_ABORTED: FinishReason.ValueType  # 3
-"""Not finished: legal in continuations only."""
+"""Not finished: legal in partial rollouts only."""
 Global___FinishReason: typing_extensions.TypeAlias = FinishReason
 
 class _PushOutcome:
@@ -155,7 +155,7 @@ class _PushOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     PUSH_OUTCOME_DUPLICATE: _PushOutcome.ValueType  # 2
     """This very attempt was accepted before."""
     PUSH_OUTCOME_CLOSED: _PushOutcome.ValueType  # 3
-    """The task's generation has a result or has ended otherwise; this one was not needed."""
+    """The task's incarnation has a result or has ended otherwise; this one was not needed."""
     PUSH_OUTCOME_REJECTED_FULL: _PushOutcome.ValueType  # 4
     """The queue is full and the run's overflow action is `reject`; the lease stays live."""
     PUSH_OUTCOME_INVALID: _PushOutcome.ValueType  # 5
@@ -175,7 +175,7 @@ PUSH_OUTCOME_QUEUED: PushOutcome.ValueType  # 1
 PUSH_OUTCOME_DUPLICATE: PushOutcome.ValueType  # 2
 """This very attempt was accepted before."""
 PUSH_OUTCOME_CLOSED: PushOutcome.ValueType  # 3
-"""The task's generation has a result or has ended otherwise; this one was not needed."""
+"""The task's incarnation has a result or has ended otherwise; this one was not needed."""
 PUSH_OUTCOME_REJECTED_FULL: PushOutcome.ValueType  # 4
 """The queue is full and the run's overflow action is `reject`; the lease stays live."""
 PUSH_OUTCOME_INVALID: PushOutcome.ValueType  # 5
@@ -239,7 +239,7 @@ class VersionSpan(google.protobuf.message.Message):
     """Token after the last."""
     @property
     def version(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
-        """The version: published, announced by a CollectivePlan, or of an earlier epoch. A newer one is refused."""
+        """The version: published, announced by a CollectivePlan, or of an earlier term. A newer one is refused."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class Sample(google.protobuf.message.Message):
     tokens: builtins.int
     """T, the length of prompt and response, 1 to 4,194,304."""
     prompt_len: builtins.int
-    """Tokens of the prompt, below T (at most T in a continuation)."""
+    """Tokens of the prompt, below T (at most T in a partial rollout)."""
     loss_tokens: builtins.int
     """Ones in loss_mask, at most T - prompt_len."""
     reward: builtins.float
@@ -332,7 +332,7 @@ class GroupHeader(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TASK_ID_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     LEASE_ID_FIELD_NUMBER: builtins.int
     ENVIRONMENT_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
@@ -342,11 +342,11 @@ class GroupHeader(google.protobuf.message.Message):
     FIRST_REVISION_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
-    generation: builtins.int
-    """The generation that was leased; 0 for a push without a lease."""
+    incarnation: builtins.int
+    """The incarnation that was leased; 0 for a push without a lease."""
     lease_id: builtins.str
-    """Lease under which the group was made; it says whether the group is for the queue or for an evaluation. Empty: pushed
-    without a lease, for the queue. The service makes a task for it that cannot be recycled.
+    """Lease under which the group was made; it says whether the group is for the queue or for an evaluation. Empty:
+    pushed without a lease, for the queue. The service makes a task for it that cannot be recycled.
     """
     environment: builtins.str
     """Name of the environment, at most 64 characters."""
@@ -371,7 +371,7 @@ class GroupHeader(google.protobuf.message.Message):
         self,
         *,
         task_id: builtins.str = ...,
-        generation: builtins.int = ...,
+        incarnation: builtins.int = ...,
         lease_id: builtins.str = ...,
         environment: builtins.str = ...,
         samples: collections.abc.Iterable[Global___Sample] | None = ...,
@@ -380,7 +380,7 @@ class GroupHeader(google.protobuf.message.Message):
         worker_id: builtins.str = ...,
         first_revision: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "first_revision", b"first_revision", "generation", b"generation", "lease_id", b"lease_id", "metadata_json", b"metadata_json", "samples", b"samples", "task_id", b"task_id", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "first_revision", b"first_revision", "incarnation", b"incarnation", "lease_id", b"lease_id", "metadata_json", b"metadata_json", "samples", b"samples", "task_id", b"task_id", "worker_id", b"worker_id"]) -> None: ...
 
 Global___GroupHeader: typing_extensions.TypeAlias = GroupHeader
 
@@ -452,7 +452,7 @@ class PushAck(google.protobuf.message.Message):
     outcome: Global___PushOutcome.ValueType
     """Outcome of the push."""
     group_id: builtins.str
-    """Id of the group, "task_id/generation"."""
+    """Id of the group, "task_id/incarnation"."""
     @property
     def error(self) -> rollout_buffer.v1.common_pb2.ErrorDetail:
         """Error of the group; set for PUSH_OUTCOME_INVALID."""

@@ -111,13 +111,13 @@ class _GroupPlace:
 class _GroupPlaceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GroupPlace.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     GROUP_PLACE_UNSPECIFIED: _GroupPlace.ValueType  # 0
-    """Not known: the group is perhaps being gathered for a large round, or a service accepted it that did not note its
-    position.
+    """Not known: the group is perhaps being gathered for a large micro-batch, or a service accepted it that did not note
+    its position.
     """
     GROUP_PLACE_QUEUED: _GroupPlace.ValueType  # 1
     """The group is in the queue."""
     GROUP_PLACE_FORMING: _GroupPlace.ValueType  # 2
-    """The group is in a round of the step that is forming."""
+    """The group is in a micro-batch of the step that is forming."""
     GROUP_PLACE_DELIVERED: _GroupPlace.ValueType  # 3
     """The group is in an assembled step, not committed."""
     GROUP_PLACE_TRAINED: _GroupPlace.ValueType  # 4
@@ -133,13 +133,13 @@ class GroupPlace(_GroupPlace, metaclass=_GroupPlaceEnumTypeWrapper):
     """Place of a group."""
 
 GROUP_PLACE_UNSPECIFIED: GroupPlace.ValueType  # 0
-"""Not known: the group is perhaps being gathered for a large round, or a service accepted it that did not note its
-position.
+"""Not known: the group is perhaps being gathered for a large micro-batch, or a service accepted it that did not note
+its position.
 """
 GROUP_PLACE_QUEUED: GroupPlace.ValueType  # 1
 """The group is in the queue."""
 GROUP_PLACE_FORMING: GroupPlace.ValueType  # 2
-"""The group is in a round of the step that is forming."""
+"""The group is in a micro-batch of the step that is forming."""
 GROUP_PLACE_DELIVERED: GroupPlace.ValueType  # 3
 """The group is in an assembled step, not committed."""
 GROUP_PLACE_TRAINED: GroupPlace.ValueType  # 4
@@ -163,7 +163,7 @@ class TaskInfo(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     ENVIRONMENT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     FAILURES_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
@@ -172,30 +172,32 @@ class TaskInfo(google.protobuf.message.Message):
     NOT_BEFORE_MS_FIELD_NUMBER: builtins.int
     LEASE_FIELD_NUMBER: builtins.int
     LEASED_MS_FIELD_NUMBER: builtins.int
-    CONTINUATION_TOKENS_FIELD_NUMBER: builtins.int
-    CONTINUATION_BYTES_FIELD_NUMBER: builtins.int
-    CONTINUATION_HEAD_FIELD_NUMBER: builtins.int
+    PARTIAL_ROLLOUT_TOKENS_FIELD_NUMBER: builtins.int
+    PARTIAL_ROLLOUT_BYTES_FIELD_NUMBER: builtins.int
+    PARTIAL_ROLLOUT_HEAD_FIELD_NUMBER: builtins.int
     GROUP_ID_FIELD_NUMBER: builtins.int
     FILTERED_FIELD_NUMBER: builtins.int
     PLACE_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     sequence: builtins.int
-    """Number in the order of submission within the run, which need not begin at 1; 0 for one that a push without a lease made."""
+    """Number in the order of submission within the run, which need not begin at 1; 0 for one that a push without a lease
+    made.
+    """
     state: Global___TaskState.ValueType
     """State of the task."""
     environment: builtins.str
     """Its environment."""
     priority: builtins.int
     """Its own priority, 0 to 255."""
-    generation: builtins.int
+    incarnation: builtins.int
     """Number of times that the task was started anew from nothing."""
     attempt: builtins.int
-    """Leases of this generation."""
+    """Leases of this incarnation."""
     failures: builtins.int
-    """Leases of this generation that ended in an error or an expiry."""
+    """Leases of this incarnation that ended in an error or an expiry."""
     error: builtins.str
-    """The last error of this generation."""
+    """The last error of this incarnation."""
     returned: builtins.bool
     """It came back from a worker: leased before fresh ones of its priority."""
     leaseless: builtins.bool
@@ -204,16 +206,16 @@ class TaskInfo(google.protobuf.message.Message):
     """Time from which a task that is pending and backing off may be leased."""
     leased_ms: builtins.int
     """Time at which the last lease was given; 0: never."""
-    continuation_tokens: builtins.int
+    partial_rollout_tokens: builtins.int
     """Size of what an earlier attempt left behind, in tokens; 0: nothing."""
-    continuation_bytes: builtins.int
+    partial_rollout_bytes: builtins.int
     """Size of what an earlier attempt left behind, in stored bytes."""
-    continuation_head: builtins.int
-    """Smallest version of the first token of any sample of the continuation, in the present timeline; unset without
+    partial_rollout_head: builtins.int
+    """Smallest version of the first token of any sample of the partial rollout, in the present timeline; unset without
     tokens.
     """
     group_id: builtins.str
-    """Id of its result, "task_id/generation", whatever became of it."""
+    """Id of its result, "task_id/incarnation", whatever became of it."""
     filtered: builtins.bool
     """The run's filter ended the result."""
     place: Global___GroupPlace.ValueType
@@ -230,7 +232,7 @@ class TaskInfo(google.protobuf.message.Message):
         state: Global___TaskState.ValueType = ...,
         environment: builtins.str = ...,
         priority: builtins.int = ...,
-        generation: builtins.int = ...,
+        incarnation: builtins.int = ...,
         attempt: builtins.int = ...,
         failures: builtins.int = ...,
         error: builtins.str = ...,
@@ -239,21 +241,21 @@ class TaskInfo(google.protobuf.message.Message):
         not_before_ms: builtins.int | None = ...,
         lease: Global___LeaseInfo | None = ...,
         leased_ms: builtins.int = ...,
-        continuation_tokens: builtins.int = ...,
-        continuation_bytes: builtins.int = ...,
-        continuation_head: builtins.int | None = ...,
+        partial_rollout_tokens: builtins.int = ...,
+        partial_rollout_bytes: builtins.int = ...,
+        partial_rollout_head: builtins.int | None = ...,
         group_id: builtins.str = ...,
         filtered: builtins.bool = ...,
         place: Global___GroupPlace.ValueType = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_continuation_head", b"_continuation_head", "_lease", b"_lease", "_not_before_ms", b"_not_before_ms", "continuation_head", b"continuation_head", "lease", b"lease", "not_before_ms", b"not_before_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_continuation_head", b"_continuation_head", "_lease", b"_lease", "_not_before_ms", b"_not_before_ms", "attempt", b"attempt", "continuation_bytes", b"continuation_bytes", "continuation_head", b"continuation_head", "continuation_tokens", b"continuation_tokens", "environment", b"environment", "error", b"error", "failures", b"failures", "filtered", b"filtered", "generation", b"generation", "group_id", b"group_id", "lease", b"lease", "leased_ms", b"leased_ms", "leaseless", b"leaseless", "not_before_ms", b"not_before_ms", "place", b"place", "priority", b"priority", "returned", b"returned", "sequence", b"sequence", "state", b"state", "task_id", b"task_id"]) -> None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_continuation_head", b"_continuation_head"]) -> typing.Literal["continuation_head"] | None: ...
+    def HasField(self, field_name: typing.Literal["_lease", b"_lease", "_not_before_ms", b"_not_before_ms", "_partial_rollout_head", b"_partial_rollout_head", "lease", b"lease", "not_before_ms", b"not_before_ms", "partial_rollout_head", b"partial_rollout_head"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_lease", b"_lease", "_not_before_ms", b"_not_before_ms", "_partial_rollout_head", b"_partial_rollout_head", "attempt", b"attempt", "environment", b"environment", "error", b"error", "failures", b"failures", "filtered", b"filtered", "group_id", b"group_id", "incarnation", b"incarnation", "lease", b"lease", "leased_ms", b"leased_ms", "leaseless", b"leaseless", "not_before_ms", b"not_before_ms", "partial_rollout_bytes", b"partial_rollout_bytes", "partial_rollout_head", b"partial_rollout_head", "partial_rollout_tokens", b"partial_rollout_tokens", "place", b"place", "priority", b"priority", "returned", b"returned", "sequence", b"sequence", "state", b"state", "task_id", b"task_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_lease", b"_lease"]) -> typing.Literal["lease"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_not_before_ms", b"_not_before_ms"]) -> typing.Literal["not_before_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_partial_rollout_head", b"_partial_rollout_head"]) -> typing.Literal["partial_rollout_head"] | None: ...
 
 Global___TaskInfo: typing_extensions.TypeAlias = TaskInfo
 
@@ -270,7 +272,7 @@ class LeaseInfo(google.protobuf.message.Message):
     HEARD_MS_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
-    """Id of the lease, "task_id/generation/attempt"."""
+    """Id of the lease, "task_id/incarnation/attempt"."""
     worker_id: builtins.str
     """Worker that holds the lease."""
     instance_id: builtins.str
@@ -321,10 +323,10 @@ class GroupInfo(google.protobuf.message.Message):
     REWARD_MILLI_FIELD_NUMBER: builtins.int
     TURNS_FIELD_NUMBER: builtins.int
     TRUNCATED_SAMPLES_FIELD_NUMBER: builtins.int
-    ROUND_FIELD_NUMBER: builtins.int
+    MICRO_BATCH_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     group_id: builtins.str
-    """Id of the group, "task_id/generation"."""
+    """Id of the group, "task_id/incarnation"."""
     task_id: builtins.str
     """Its task."""
     sequence: builtins.int
@@ -359,8 +361,8 @@ class GroupInfo(google.protobuf.message.Message):
     """Turns of role assistant."""
     truncated_samples: builtins.int
     """Samples that met the length limit."""
-    round: builtins.int
-    """Round of a group of a step, from 0."""
+    micro_batch: builtins.int
+    """Micro-batch of a group of a step, from 0."""
     rank: builtins.int
     """Rank that pulls a group of a step."""
     def __init__(
@@ -384,15 +386,15 @@ class GroupInfo(google.protobuf.message.Message):
         reward_milli: builtins.int = ...,
         turns: builtins.int = ...,
         truncated_samples: builtins.int = ...,
-        round: builtins.int | None = ...,
+        micro_batch: builtins.int | None = ...,
         rank: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_rank", b"_rank", "_round", b"_round", "rank", b"rank", "round", b"round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "_round", b"_round", "bytes", b"bytes", "environment", b"environment", "group_id", b"group_id", "head_version", b"head_version", "longest_tokens", b"longest_tokens", "loss_tokens", b"loss_tokens", "mean_version_milli", b"mean_version_milli", "place", b"place", "priority", b"priority", "rank", b"rank", "response_tokens", b"response_tokens", "reward_milli", b"reward_milli", "round", b"round", "samples", b"samples", "sequence", b"sequence", "tail_version", b"tail_version", "task_id", b"task_id", "tokens", b"tokens", "truncated_samples", b"truncated_samples", "turns", b"turns"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_micro_batch", b"_micro_batch", "_rank", b"_rank", "micro_batch", b"micro_batch", "rank", b"rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_micro_batch", b"_micro_batch", "_rank", b"_rank", "bytes", b"bytes", "environment", b"environment", "group_id", b"group_id", "head_version", b"head_version", "longest_tokens", b"longest_tokens", "loss_tokens", b"loss_tokens", "mean_version_milli", b"mean_version_milli", "micro_batch", b"micro_batch", "place", b"place", "priority", b"priority", "rank", b"rank", "response_tokens", b"response_tokens", "reward_milli", b"reward_milli", "samples", b"samples", "sequence", b"sequence", "tail_version", b"tail_version", "task_id", b"task_id", "tokens", b"tokens", "truncated_samples", b"truncated_samples", "turns", b"turns"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_micro_batch", b"_micro_batch"]) -> typing.Literal["micro_batch"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
 
 Global___GroupInfo: typing_extensions.TypeAlias = GroupInfo
 
@@ -407,7 +409,7 @@ class StepInfo(google.protobuf.message.Message):
     TRAIN_VERSION_FIELD_NUMBER: builtins.int
     TARGET_GROUPS_FIELD_NUMBER: builtins.int
     MICRO_BATCH_GROUPS_FIELD_NUMBER: builtins.int
-    ROUNDS_FIELD_NUMBER: builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: builtins.int
     WORLD_SIZE_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
@@ -425,11 +427,11 @@ class StepInfo(google.protobuf.message.Message):
     target_groups: builtins.int
     """Groups that it was to have."""
     micro_batch_groups: builtins.int
-    """Groups of a round and rank; 0: a whole batch."""
-    rounds: builtins.int
-    """Closed rounds."""
+    """Groups of a micro-batch and rank; 0: a whole batch."""
+    micro_batches: builtins.int
+    """Closed micro-batches."""
     world_size: builtins.int
-    """Ranks that its last round is split over."""
+    """Ranks that its last micro-batch is split over."""
     groups: builtins.int
     """Groups."""
     samples: builtins.int
@@ -452,7 +454,7 @@ class StepInfo(google.protobuf.message.Message):
         train_version: builtins.int = ...,
         target_groups: builtins.int = ...,
         micro_batch_groups: builtins.int = ...,
-        rounds: builtins.int = ...,
+        micro_batches: builtins.int = ...,
         world_size: builtins.int = ...,
         groups: builtins.int = ...,
         samples: builtins.int = ...,
@@ -462,7 +464,7 @@ class StepInfo(google.protobuf.message.Message):
         staleness_mean_milli: builtins.int = ...,
         staleness_max: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "groups", b"groups", "loss_tokens", b"loss_tokens", "micro_batch_groups", b"micro_batch_groups", "place", b"place", "rounds", b"rounds", "samples", b"samples", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "target_groups", b"target_groups", "tokens", b"tokens", "train_version", b"train_version", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "groups", b"groups", "loss_tokens", b"loss_tokens", "micro_batch_groups", b"micro_batch_groups", "micro_batches", b"micro_batches", "place", b"place", "samples", b"samples", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "target_groups", b"target_groups", "tokens", b"tokens", "train_version", b"train_version", "world_size", b"world_size"]) -> None: ...
 
 Global___StepInfo: typing_extensions.TypeAlias = StepInfo
 
@@ -607,9 +609,9 @@ class ListGroupsRequest(google.protobuf.message.Message):
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     step: builtins.int
     """Unset: queued groups, in order of acceptance. Each that stays queued is listed once, and none twice.
-    Set: those of this step, by round, rank and order of acceptance. Each that stays in the step is listed once, and
-    none twice; a resume meanwhile, or a pull that splits the step over other ranks, ends the listing: its page token
-    is refused. A step that is freed is refused with `replay_gap`, one that has not begun with `step_ahead`.
+    Set: those of this step, by micro-batch, rank and order of acceptance. Each that stays in the step is listed once,
+    and none twice; a resume meanwhile, or a pull that splits the step over other ranks, ends the listing: its page
+    token is refused. A step that is freed is refused with `replay_gap`, one that has not begun with `step_ahead`.
     """
     environment: builtins.str
     """Environment whose groups alone are listed."""
@@ -684,7 +686,7 @@ class GetGroupRequest(google.protobuf.message.Message):
     FIRST_TOKEN_FIELD_NUMBER: builtins.int
     MAX_TOKENS_FIELD_NUMBER: builtins.int
     group_id: builtins.str
-    """Id of the group, "task_id/generation". A group that the run never accepted, or whose payload is gone, is refused
+    """Id of the group, "task_id/incarnation". A group that the run never accepted, or whose payload is gone, is refused
     with `unknown_group`.
     """
     include_samples: builtins.bool

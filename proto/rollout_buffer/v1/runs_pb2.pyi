@@ -61,7 +61,7 @@ class _StaleActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     STALE_ACTION_DROP: _StaleAction.ValueType  # 1
     """The group is dropped (default)."""
     STALE_ACTION_RECYCLE: _StaleAction.ValueType  # 2
-    """The group's task is started anew, as the next generation."""
+    """The group's task is started anew, as the next incarnation."""
 
 class StaleAction(_StaleAction, metaclass=_StaleActionEnumTypeWrapper):
     """Action on a group that is too stale when its batch is assembled."""
@@ -71,7 +71,7 @@ STALE_ACTION_UNSPECIFIED: StaleAction.ValueType  # 0
 STALE_ACTION_DROP: StaleAction.ValueType  # 1
 """The group is dropped (default)."""
 STALE_ACTION_RECYCLE: StaleAction.ValueType  # 2
-"""The group's task is started anew, as the next generation."""
+"""The group's task is started anew, as the next incarnation."""
 Global___StaleAction: typing_extensions.TypeAlias = StaleAction
 
 class _StalenessMeasure:
@@ -198,7 +198,7 @@ class RunPolicy(google.protobuf.message.Message):
     ORDER_FIELD_NUMBER: builtins.int
     ENVIRONMENTS_FIELD_NUMBER: builtins.int
     STALENESS_MEASURE_FIELD_NUMBER: builtins.int
-    MAX_GENERATIONS_FIELD_NUMBER: builtins.int
+    MAX_INCARNATIONS_FIELD_NUMBER: builtins.int
     CANCEL_STALE_LEASES_FIELD_NUMBER: builtins.int
     FILTER_EQUAL_REWARDS_FIELD_NUMBER: builtins.int
     FILTER_MIN_RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
@@ -237,20 +237,22 @@ class RunPolicy(google.protobuf.message.Message):
     reserve_queue_space: builtins.bool
     """Lease only what would still fit into the queue: queued + leased stays within max_queued_groups. Default false."""
     max_lookahead: builtins.int
-    """AReaL's cap (PRIME-RL's async level): (this + 1) * batches_per_publish batches of batch_groups groups may exist that
-    no publish covers, complete ones, forming, queued and leased groups together. For an engine that is j versions behind
-    the published one at most max_staleness - j in place of this. Unset: no cap. 0 to 1,000,000.
+    """AReaL's cap (PRIME-RL's async level): (this + 1) * batches_per_publish batches of batch_groups groups may exist
+    that no publish covers, complete ones, forming, queued and leased groups together. For an engine that is j versions
+    behind the published one at most max_staleness - j in place of this. Unset: no cap. 0 to 1,000,000.
     """
     lease_ttl_ms: builtins.int
     """Time to live of a lease without a heartbeat, 1,000 to 3,600,000; default 60,000."""
     max_attempts: builtins.int
-    """Attempts of one generation that may end in an error or an expiry before the task fails, 1 to 1,000; default 5."""
+    """Attempts of one incarnation that may end in an error or an expiry before the task fails, 1 to 1,000; default 5."""
     retry_backoff_ms: builtins.int
     """First back-off of a failed task; doubles with each failure up to 64 times. 0 to 600,000; default 500."""
     failure_budget: builtins.int
     """Failed tasks that the run survives; one more and pulls fail with `failure_budget_exceeded`. Unset: no limit."""
     max_pending_tasks: builtins.int
-    """Tasks that may be pending at once; a submit above it is refused with `pending_full`. 1 to 10,000,000; default 10,000."""
+    """Tasks that may be pending at once; a submit above it is refused with `pending_full`. 1 to 10,000,000; default
+    10,000.
+    """
     prefetch_batches: builtins.int
     """Batches a trainer pulls ahead of the one it trains on, 0 to 64; default 0. Declared so that η can be checked."""
     batches_per_publish: builtins.int
@@ -265,9 +267,9 @@ class RunPolicy(google.protobuf.message.Message):
     """Order in which queued groups enter batches; default FIFO. Changes act at once."""
     staleness_measure: Global___StalenessMeasure.ValueType
     """Version that max_staleness is compared with; default HEAD. Can change only while nothing is queued."""
-    max_generations: builtins.int
-    """Generations of a task that recycling may start, 1 to 1,000; a group of the last one is dropped instead. 0 (default)
-    is no cap.
+    max_incarnations: builtins.int
+    """Incarnations of a task that recycling may start, 1 to 1,000; a group of the last one is dropped instead. 0
+    (default) is no cap.
     """
     cancel_stale_leases: builtins.bool
     """Take back leases whose group could no longer be fresh; the worker learns it with its next heartbeat. Needs
@@ -294,11 +296,11 @@ class RunPolicy(google.protobuf.message.Message):
     equal_shards: builtins.bool
     """Every rank gets the same number of groups; batches must be divisible by the world size. Default false."""
     micro_batch_groups: builtins.int
-    """n: batches are assembled in rounds of world_size * n groups as soon as these are there. 0 (default): whole
+    """n: batches are assembled in micro-batches of world_size * n groups as soon as these are there. 0 (default): whole
     batches. At most batch_groups.
     """
     max_version_spread: builtins.int
-    """A continuation older than this many versions against the engine that would go on with it is given up: the group
+    """A partial rollout older than this many versions against the engine that would go on with it is given up: the group
     starts anew. Unset: no bound. 0 to 1,000,000.
     """
     quota_groups: builtins.int
@@ -350,7 +352,7 @@ class RunPolicy(google.protobuf.message.Message):
         order: Global___Order.ValueType = ...,
         environments: collections.abc.Iterable[Global___EnvironmentRule] | None = ...,
         staleness_measure: Global___StalenessMeasure.ValueType = ...,
-        max_generations: builtins.int | None = ...,
+        max_incarnations: builtins.int | None = ...,
         cancel_stale_leases: builtins.bool | None = ...,
         filter_equal_rewards: builtins.bool | None = ...,
         filter_min_response_tokens: builtins.int | None = ...,
@@ -371,8 +373,8 @@ class RunPolicy(google.protobuf.message.Message):
         wait_timeout_ms: builtins.int | None = ...,
         max_unavailable_engines: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_lease_ttl_ms", b"_lease_ttl_ms", "_max_attempts", b"_max_attempts", "_max_generations", b"_max_generations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "lease_ttl_ms", b"lease_ttl_ms", "max_attempts", b"max_attempts", "max_generations", b"max_generations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "prefetch_batches", b"prefetch_batches", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_lease_ttl_ms", b"_lease_ttl_ms", "_max_attempts", b"_max_attempts", "_max_generations", b"_max_generations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "environments", b"environments", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "lease_ttl_ms", b"lease_ttl_ms", "max_attempts", b"max_attempts", "max_generations", b"max_generations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order", b"order", "overflow_action", b"overflow_action", "prefetch_batches", b"prefetch_batches", "preset", b"preset", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_action", b"stale_action", "staleness_measure", b"staleness_measure", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_lease_ttl_ms", b"_lease_ttl_ms", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "lease_ttl_ms", b"lease_ttl_ms", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "prefetch_batches", b"prefetch_batches", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_lease_ttl_ms", b"_lease_ttl_ms", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "environments", b"environments", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "lease_ttl_ms", b"lease_ttl_ms", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order", b"order", "overflow_action", b"overflow_action", "prefetch_batches", b"prefetch_batches", "preset", b"preset", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_action", b"stale_action", "staleness_measure", b"staleness_measure", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
     @typing.overload
@@ -400,7 +402,7 @@ class RunPolicy(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_attempts", b"_max_attempts"]) -> typing.Literal["max_attempts"] | None: ...
     @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_max_generations", b"_max_generations"]) -> typing.Literal["max_generations"] | None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_max_incarnations", b"_max_incarnations"]) -> typing.Literal["max_incarnations"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_inflight_groups", b"_max_inflight_groups"]) -> typing.Literal["max_inflight_groups"] | None: ...
     @typing.overload
@@ -510,7 +512,7 @@ class GroupLedger(google.protobuf.message.Message):
 
     @property
     def forming(self) -> Global___Amount:
-        """Groups in a round of a step that is not complete yet."""
+        """Groups in a micro-batch of a step that is not complete yet."""
 
     @property
     def delivered(self) -> Global___Amount:
@@ -645,7 +647,7 @@ class TaskFailure(google.protobuf.message.Message):
     task_id: builtins.str
     """The task."""
     attempts: builtins.int
-    """Leases of its last generation."""
+    """Leases of its last incarnation."""
     error: builtins.str
     """The last error."""
     time_ms: builtins.int
@@ -679,14 +681,14 @@ class RunStatistics(google.protobuf.message.Message):
     IN_QUEUE_STALENESS_SUM_FIELD_NUMBER: builtins.int
     STALENESS_MAX_FIELD_NUMBER: builtins.int
     ASSEMBLED_GROUPS_FIELD_NUMBER: builtins.int
-    CONTINUATION_TOKENS_DISCARDED_FIELD_NUMBER: builtins.int
+    PARTIAL_ROLLOUT_TOKENS_DISCARDED_FIELD_NUMBER: builtins.int
     ASSEMBLED_GROUPS_SPANNING_VERSIONS_FIELD_NUMBER: builtins.int
     LEASES_CANCELLED_FIELD_NUMBER: builtins.int
     FILTERED_EQUAL_REWARDS_FIELD_NUMBER: builtins.int
     FILTERED_RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
     FILTERED_MEAN_REWARD_FIELD_NUMBER: builtins.int
     RECENT_ACCEPTANCE_PPM_FIELD_NUMBER: builtins.int
-    CONTINUATIONS_BEYOND_SPREAD_FIELD_NUMBER: builtins.int
+    PARTIAL_ROLLOUTS_BEYOND_SPREAD_FIELD_NUMBER: builtins.int
     ACCEPTED_GROUPS_FIELD_NUMBER: builtins.int
     ACCEPTED_SAMPLES_FIELD_NUMBER: builtins.int
     ACCEPTED_RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
@@ -730,8 +732,8 @@ class RunStatistics(google.protobuf.message.Message):
     """The largest staleness of a group, in versions."""
     assembled_groups: builtins.int
     """Groups of assembled steps."""
-    continuation_tokens_discarded: builtins.int
-    """Tokens of continuations that were given up because their head was too stale."""
+    partial_rollout_tokens_discarded: builtins.int
+    """Tokens of partial rollouts that were given up because their head was too stale."""
     assembled_groups_spanning_versions: builtins.int
     """Groups of assembled steps whose tokens came from more than one weight version."""
     leases_cancelled: builtins.int
@@ -744,8 +746,8 @@ class RunStatistics(google.protobuf.message.Message):
     """Groups filtered because of their mean reward."""
     recent_acceptance_ppm: builtins.int
     """Moving average (weight 1/64 each) of the share of groups that pass the filter, in millionths; 1,000,000 at first."""
-    continuations_beyond_spread: builtins.int
-    """Continuations given up because of max_version_spread."""
+    partial_rollouts_beyond_spread: builtins.int
+    """Partial rollouts given up because of max_version_spread."""
     accepted_groups: builtins.int
     """This and the next six are of accepted groups, whatever became of them: their number. These totals only grow, also
     over resumes; they are exact below 2^53.
@@ -806,14 +808,14 @@ class RunStatistics(google.protobuf.message.Message):
         in_queue_staleness_sum: builtins.int = ...,
         staleness_max: builtins.int = ...,
         assembled_groups: builtins.int = ...,
-        continuation_tokens_discarded: builtins.int = ...,
+        partial_rollout_tokens_discarded: builtins.int = ...,
         assembled_groups_spanning_versions: builtins.int = ...,
         leases_cancelled: builtins.int = ...,
         filtered_equal_rewards: builtins.int = ...,
         filtered_response_tokens: builtins.int = ...,
         filtered_mean_reward: builtins.int = ...,
         recent_acceptance_ppm: builtins.int = ...,
-        continuations_beyond_spread: builtins.int = ...,
+        partial_rollouts_beyond_spread: builtins.int = ...,
         accepted_groups: builtins.int = ...,
         accepted_samples: builtins.int = ...,
         accepted_response_tokens: builtins.int = ...,
@@ -836,7 +838,7 @@ class RunStatistics(google.protobuf.message.Message):
         trainer_busy_ms: builtins.int = ...,
         trainer_wait_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepted_groups", b"accepted_groups", "accepted_longest_tokens", b"accepted_longest_tokens", "accepted_response_tokens", b"accepted_response_tokens", "accepted_reward_milli", b"accepted_reward_milli", "accepted_samples", b"accepted_samples", "accepted_truncated_samples", b"accepted_truncated_samples", "accepted_turns", b"accepted_turns", "assembled_groups", b"assembled_groups", "assembled_groups_spanning_versions", b"assembled_groups_spanning_versions", "assembled_longest_tokens", b"assembled_longest_tokens", "assembled_response_tokens", b"assembled_response_tokens", "assembled_reward_milli", b"assembled_reward_milli", "assembled_samples", b"assembled_samples", "assembled_truncated_samples", b"assembled_truncated_samples", "assembled_turns", b"assembled_turns", "continuation_tokens_discarded", b"continuation_tokens_discarded", "continuations_beyond_spread", b"continuations_beyond_spread", "decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "filtered_equal_rewards", b"filtered_equal_rewards", "filtered_mean_reward", b"filtered_mean_reward", "filtered_response_tokens", b"filtered_response_tokens", "generated_groups", b"generated_groups", "generation_ms", b"generation_ms", "in_queue_staleness_sum", b"in_queue_staleness_sum", "leases_cancelled", b"leases_cancelled", "leases_expired", b"leases_expired", "leases_granted", b"leases_granted", "leases_returned", b"leases_returned", "pre_queue_staleness_sum", b"pre_queue_staleness_sum", "pushes_closed", b"pushes_closed", "pushes_duplicate", b"pushes_duplicate", "pushes_rejected", b"pushes_rejected", "recent_acceptance_ppm", b"recent_acceptance_ppm", "staleness_max", b"staleness_max", "staleness_sum", b"staleness_sum", "token_staleness_milli_sum", b"token_staleness_milli_sum", "trainer_busy_ms", b"trainer_busy_ms", "trainer_wait_ms", b"trainer_wait_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_groups", b"accepted_groups", "accepted_longest_tokens", b"accepted_longest_tokens", "accepted_response_tokens", b"accepted_response_tokens", "accepted_reward_milli", b"accepted_reward_milli", "accepted_samples", b"accepted_samples", "accepted_truncated_samples", b"accepted_truncated_samples", "accepted_turns", b"accepted_turns", "assembled_groups", b"assembled_groups", "assembled_groups_spanning_versions", b"assembled_groups_spanning_versions", "assembled_longest_tokens", b"assembled_longest_tokens", "assembled_response_tokens", b"assembled_response_tokens", "assembled_reward_milli", b"assembled_reward_milli", "assembled_samples", b"assembled_samples", "assembled_truncated_samples", b"assembled_truncated_samples", "assembled_turns", b"assembled_turns", "decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "filtered_equal_rewards", b"filtered_equal_rewards", "filtered_mean_reward", b"filtered_mean_reward", "filtered_response_tokens", b"filtered_response_tokens", "generated_groups", b"generated_groups", "generation_ms", b"generation_ms", "in_queue_staleness_sum", b"in_queue_staleness_sum", "leases_cancelled", b"leases_cancelled", "leases_expired", b"leases_expired", "leases_granted", b"leases_granted", "leases_returned", b"leases_returned", "partial_rollout_tokens_discarded", b"partial_rollout_tokens_discarded", "partial_rollouts_beyond_spread", b"partial_rollouts_beyond_spread", "pre_queue_staleness_sum", b"pre_queue_staleness_sum", "pushes_closed", b"pushes_closed", "pushes_duplicate", b"pushes_duplicate", "pushes_rejected", b"pushes_rejected", "recent_acceptance_ppm", b"recent_acceptance_ppm", "staleness_max", b"staleness_max", "staleness_sum", b"staleness_sum", "token_staleness_milli_sum", b"token_staleness_milli_sum", "trainer_busy_ms", b"trainer_busy_ms", "trainer_wait_ms", b"trainer_wait_ms"]) -> None: ...
 
 Global___RunStatistics: typing_extensions.TypeAlias = RunStatistics
 
@@ -849,7 +851,7 @@ class Run(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     CREATED_MS_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     PUBLISHED_FIELD_NUMBER: builtins.int
     NEXT_STEP_FIELD_NUMBER: builtins.int
     COMMITTED_STEPS_FIELD_NUMBER: builtins.int
@@ -870,8 +872,8 @@ class Run(google.protobuf.message.Message):
     """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
     """Creation time, milliseconds since 1970."""
-    epoch: builtins.int
-    """The trainer's epoch; an older one is refused with `stale_epoch`."""
+    term: builtins.int
+    """The trainer's term; an older one is refused with `stale_term`."""
     next_step: builtins.int
     """Steps below this one are assembled."""
     committed_steps: builtins.int
@@ -879,7 +881,7 @@ class Run(google.protobuf.message.Message):
     checkpointed_steps: builtins.int
     """Steps below this one are freed."""
     world_size: builtins.int
-    """Number of ranks; 0 until the epoch's first pull."""
+    """Number of ranks; 0 until the term's first pull."""
     cursor: builtins.int
     """The feeder's position: items consumed so far."""
     paused: builtins.str
@@ -932,7 +934,7 @@ class Run(google.protobuf.message.Message):
         run_id: builtins.str = ...,
         policy: Global___RunPolicy | None = ...,
         created_ms: builtins.int = ...,
-        epoch: builtins.int = ...,
+        term: builtins.int = ...,
         published: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
         next_step: builtins.int = ...,
         committed_steps: builtins.int = ...,
@@ -951,7 +953,7 @@ class Run(google.protobuf.message.Message):
         published_steps: builtins.int | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "epoch", b"epoch", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_published_steps", b"_published_steps"]) -> typing.Literal["published_steps"] | None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
@@ -1649,9 +1651,9 @@ class UpdatePolicyRequest(google.protobuf.message.Message):
 
     @property
     def fields(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Names of fields of RunPolicy: these are taken from `policy` (unset: their default, and a preset that says otherwise is
-        no longer the run's), all others stay as they are by then, whoever changes them meanwhile. Any field but `preset`.
-        Empty: the whole policy is replaced.
+        """Names of fields of RunPolicy: these are taken from `policy` (unset: their default, and a preset that says otherwise
+        is no longer the run's), all others stay as they are by then, whoever changes them meanwhile. Any field but
+        `preset`. Empty: the whole policy is replaced.
         """
 
     def __init__(
@@ -1895,7 +1897,7 @@ class Record(google.protobuf.message.Message):
     EVENT_ID_FIELD_NUMBER: builtins.int
     ACCEPTED_FIELD_NUMBER: builtins.int
     MOVED_FIELD_NUMBER: builtins.int
-    ROUND_FIELD_NUMBER: builtins.int
+    MICRO_BATCH_FIELD_NUMBER: builtins.int
     TRAINED_FIELD_NUMBER: builtins.int
     event_id: builtins.str
     """Identity and order of the event."""
@@ -1908,7 +1910,7 @@ class Record(google.protobuf.message.Message):
         """A group ended outside of training, or went back into the queue."""
 
     @property
-    def round(self) -> Global___RoundClosed:
+    def micro_batch(self) -> Global___MicroBatchClosed:
         """Groups entered a step."""
 
     @property
@@ -1921,12 +1923,12 @@ class Record(google.protobuf.message.Message):
         event_id: builtins.str = ...,
         accepted: Global___GroupAccepted | None = ...,
         moved: Global___GroupMoved | None = ...,
-        round: Global___RoundClosed | None = ...,
+        micro_batch: Global___MicroBatchClosed | None = ...,
         trained: Global___StepsTrained | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "moved", b"moved", "round", b"round", "trained", b"trained"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "event_id", b"event_id", "moved", b"moved", "round", b"round", "trained", b"trained"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["accepted", "moved", "round", "trained"] | None: ...
+    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "micro_batch", b"micro_batch", "moved", b"moved", "trained", b"trained"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "event_id", b"event_id", "micro_batch", b"micro_batch", "moved", b"moved", "trained", b"trained"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["accepted", "moved", "micro_batch", "trained"] | None: ...
 
 Global___Record: typing_extensions.TypeAlias = Record
 
@@ -1952,7 +1954,7 @@ class GroupAccepted(google.protobuf.message.Message):
     time_ms: builtins.int
     """Time of the event, milliseconds since 1970."""
     group_id: builtins.str
-    """Id of the group, "task_id/generation"."""
+    """Id of the group, "task_id/incarnation"."""
     sequence: builtins.int
     """Position of acceptance within the run."""
     environment: builtins.str
@@ -2015,7 +2017,7 @@ class GroupMoved(google.protobuf.message.Message):
     time_ms: builtins.int
     """Time of the event, milliseconds since 1970."""
     group_id: builtins.str
-    """Id of the group, "task_id/generation"."""
+    """Id of the group, "task_id/incarnation"."""
     state: builtins.str
     """The disposition, or `queued`."""
     def __init__(
@@ -2030,22 +2032,22 @@ class GroupMoved(google.protobuf.message.Message):
 Global___GroupMoved: typing_extensions.TypeAlias = GroupMoved
 
 @typing.final
-class RoundClosed(google.protobuf.message.Message):
+class MicroBatchClosed(google.protobuf.message.Message):
     """Groups entered a step."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TIME_MS_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
-    ROUND_FIELD_NUMBER: builtins.int
+    MICRO_BATCH_FIELD_NUMBER: builtins.int
     TRAIN_VERSION_FIELD_NUMBER: builtins.int
     GROUP_IDS_FIELD_NUMBER: builtins.int
     time_ms: builtins.int
     """Time of the event, milliseconds since 1970."""
     step: builtins.int
     """The step, from 0."""
-    round: builtins.int
-    """The round, from 0."""
+    micro_batch: builtins.int
+    """The micro-batch, from 0."""
     train_version: builtins.int
     """The version whose weights train on it."""
     @property
@@ -2057,13 +2059,13 @@ class RoundClosed(google.protobuf.message.Message):
         *,
         time_ms: builtins.int = ...,
         step: builtins.int = ...,
-        round: builtins.int = ...,
+        micro_batch: builtins.int = ...,
         train_version: builtins.int = ...,
         group_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group_ids", b"group_ids", "round", b"round", "step", b"step", "time_ms", b"time_ms", "train_version", b"train_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_ids", b"group_ids", "micro_batch", b"micro_batch", "step", b"step", "time_ms", b"time_ms", "train_version", b"train_version"]) -> None: ...
 
-Global___RoundClosed: typing_extensions.TypeAlias = RoundClosed
+Global___MicroBatchClosed: typing_extensions.TypeAlias = MicroBatchClosed
 
 @typing.final
 class StepsTrained(google.protobuf.message.Message):

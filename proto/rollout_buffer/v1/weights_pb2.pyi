@@ -348,12 +348,12 @@ class CollectivePlan(google.protobuf.message.Message):
     timeout_ms: builtins.int
     """Longest time for joining, and again for receiving, 100 to 3,600,000. A member gives up by itself after it."""
     established: builtins.bool
-    """The group exists, with every member in it. A member that is not in it (any more: another process of the engine, say)
-    does not join but reports an error: those inside are not waiting for anybody.
+    """The group exists, with every member in it. A member that is not in it (any more: another process of the engine,
+    say) does not join but reports an error: those inside are not waiting for anybody.
     """
     @property
     def version(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
-        """The version to come, above the published one; its epoch is the trainer's."""
+        """The version to come, above the published one; its term is the trainer's."""
 
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PlanMember]:
@@ -391,10 +391,10 @@ class PlanCollectiveRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     PLAN_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
-    """The trainer's epoch; an older one is refused with `stale_epoch`."""
+    term: builtins.int
+    """The trainer's term; an older one is refused with `stale_term`."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -407,11 +407,11 @@ class PlanCollectiveRequest(google.protobuf.message.Message):
         self,
         *,
         run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
-        epoch: builtins.int = ...,
+        term: builtins.int = ...,
         plan: Global___CollectivePlan | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["plan", b"plan", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "plan", b"plan", "run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["plan", b"plan", "run", b"run", "term", b"term"]) -> None: ...
 
 Global___PlanCollectiveRequest: typing_extensions.TypeAlias = PlanCollectiveRequest
 
@@ -444,14 +444,14 @@ class PublishRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     MANIFEST_FIELD_NUMBER: builtins.int
     COMMIT_THROUGH_STEP_FIELD_NUMBER: builtins.int
     TRAINER_BUSY_MS_FIELD_NUMBER: builtins.int
     TRAINER_WAIT_MS_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
-    """The trainer's epoch; an older one is refused with `stale_epoch`."""
+    term: builtins.int
+    """The trainer's term; an older one is refused with `stale_term`."""
     version: builtins.int
     """Version to publish: above the published one, or equal to it with the same manifest (a repeat). Otherwise
     `version_conflict`.
@@ -459,11 +459,11 @@ class PublishRequest(google.protobuf.message.Message):
     commit_through_step: builtins.int
     """Commits every step up to and including this one in the same decision. Unset: commits nothing."""
     trainer_busy_ms: builtins.int
-    """Time that the trainer has worked since its epoch began, by its clock, in milliseconds, below 2^48. Set both or
+    """Time that the trainer has worked since its term began, by its clock, in milliseconds, below 2^48. Set both or
     neither, this and trainer_wait_ms. A number that is smaller than before counts from 0 again.
     """
     trainer_wait_ms: builtins.int
-    """Time that the trainer has waited for batches since its epoch began, in milliseconds."""
+    """Time that the trainer has waited for batches since its term began, in milliseconds."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -478,7 +478,7 @@ class PublishRequest(google.protobuf.message.Message):
         self,
         *,
         run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
-        epoch: builtins.int = ...,
+        term: builtins.int = ...,
         version: builtins.int = ...,
         manifest: Global___WeightManifest | None = ...,
         commit_through_step: builtins.int | None = ...,
@@ -486,7 +486,7 @@ class PublishRequest(google.protobuf.message.Message):
         trainer_wait_ms: builtins.int | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_commit_through_step", b"_commit_through_step", "_trainer_busy_ms", b"_trainer_busy_ms", "_trainer_wait_ms", b"_trainer_wait_ms", "commit_through_step", b"commit_through_step", "manifest", b"manifest", "run", b"run", "trainer_busy_ms", b"trainer_busy_ms", "trainer_wait_ms", b"trainer_wait_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_commit_through_step", b"_commit_through_step", "_trainer_busy_ms", b"_trainer_busy_ms", "_trainer_wait_ms", b"_trainer_wait_ms", "commit_through_step", b"commit_through_step", "epoch", b"epoch", "manifest", b"manifest", "run", b"run", "trainer_busy_ms", b"trainer_busy_ms", "trainer_wait_ms", b"trainer_wait_ms", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_commit_through_step", b"_commit_through_step", "_trainer_busy_ms", b"_trainer_busy_ms", "_trainer_wait_ms", b"_trainer_wait_ms", "commit_through_step", b"commit_through_step", "manifest", b"manifest", "run", b"run", "term", b"term", "trainer_busy_ms", b"trainer_busy_ms", "trainer_wait_ms", b"trainer_wait_ms", "version", b"version"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_commit_through_step", b"_commit_through_step"]) -> typing.Literal["commit_through_step"] | None: ...
     @typing.overload
@@ -661,7 +661,7 @@ class EngineReport(google.protobuf.message.Message):
     """The process group that the engine belongs to; 0: none."""
     weights_url: builtins.str
     """Base URL under which the worker serves the versions it has fetched to its peers: {weights_url}/{label}/{file name},
-    label being "epoch.version". At most 256 characters; empty: it serves none.
+    label being "term.version". At most 256 characters; empty: it serves none.
     """
     silent_ms: builtins.int
     """Set by the service: time since the engine's last report, in milliseconds."""
@@ -725,9 +725,9 @@ class ReportEngineRequest(google.protobuf.message.Message):
     REPORT_FIELD_NUMBER: builtins.int
     WANTS_LOAD_FIELD_NUMBER: builtins.int
     wants_load: builtins.bool
-    """Asks to take the engine out of service for a load: see RunPolicy.max_unavailable_engines. Repeat it, with the report,
-    at least every 20 s until the load is over. While it waits for its turn, repeat it every 2 s: after 5 s without it the
-    engine goes to the end of the line. The first report without it gives the place back.
+    """Asks to take the engine out of service for a load: see RunPolicy.max_unavailable_engines. Repeat it, with the
+    report, at least every 20 s until the load is over. While it waits for its turn, repeat it every 2 s: after 5 s
+    without it the engine goes to the end of the line. The first report without it gives the permit back.
     """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:

@@ -62,7 +62,7 @@ class WeightServiceServicer(object):
     """
 
     def Publish(self, request, context):
-        """Makes (epoch, version) the published weights and commits through a step, in one decision. Never waits for workers.
+        """Makes (term, version) the published weights and commits through a step, in one decision. Never waits for workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -133,7 +133,7 @@ class WeightServiceStub(typing.Generic[_WeightServicePublishType, _WeightService
     ], channel: grpc.aio.Channel) -> None: ...
 
     Publish: _WeightServicePublishType
-    """Makes (epoch, version) the published weights and commits through a step, in one decision. Never waits for workers."""
+    """Makes (term, version) the published weights and commits through a step, in one decision. Never waits for workers."""
 
     WatchWeights: _WeightServiceWatchWeightsType
     """Sends the present state first, then every newer one; superseded ones may be skipped."""
@@ -172,7 +172,7 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.weights_pb2.PublishRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.weights_pb2.PublishResponse, collections.abc.Awaitable[rollout_buffer.v1.weights_pb2.PublishResponse]]:
-        """Makes (epoch, version) the published weights and commits through a step, in one decision. Never waits for workers."""
+        """Makes (term, version) the published weights and commits through a step, in one decision. Never waits for workers."""
 
     @abc.abstractmethod
     def WatchWeights(

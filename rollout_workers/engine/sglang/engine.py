@@ -38,8 +38,8 @@ from rollout_workers.engine.types import (
     EngineInfo,
     EngineLoad,
     GeneratedSample,
-    GroupPlace,
     PauseMode,
+    ProcessGroup,
     SampleRequest,
     TensorSpec,
 )
@@ -252,8 +252,8 @@ class SglangEngine(HttpEngine):
         await self.info()
         self._weights.check_tensors(tensors)
 
-    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
-        await self._weights.join_group(place, deadline_s=deadline_s)
+    async def join_group(self, process_group: ProcessGroup, *, deadline_s: float) -> None:
+        await self._weights.join_group(process_group, deadline_s=deadline_s)
 
     async def leave_group(self, group_name: str) -> None:
         await self._weights.leave_group(group_name)

@@ -13,9 +13,9 @@ from http import HTTPStatus
 
 from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineLoadFailed, EngineRejected
-from rollout_workers.engine.types import GroupPlace
+from rollout_workers.engine.types import ProcessGroup
 
-_LOOK_AGAIN_S = 0.1
+_POLL_AGAIN_S = 0.1
 _NOT_A_MEMBER = "does not exist"
 
 
@@ -25,24 +25,24 @@ class SglangGroup:
     def __init__(self, calls: HttpCalls) -> None:
         self._calls = calls
 
-    async def join(self, place: GroupPlace, *, deadline_s: float) -> None:
+    async def join(self, process_group: ProcessGroup, *, deadline_s: float) -> None:
         deadline_at = time.monotonic() + deadline_s
-        await self.leave(place.group_name)
-        await self._until_somebody_listens(place, deadline_at, deadline_s)
-        doing = f"joining process group {place.group_name}"
+        await self.leave(process_group.group_name)
+        await self._until_somebody_listens(process_group, deadline_at, deadline_s)
+        doing = f"joining process group {process_group.group_name}"
         body = {
-            "master_address": place.master_address,
-            "master_port": place.master_port,
-            "rank_offset": place.rank,
-            "world_size": place.world_size,
-            "group_name": place.group_name,
-            "backend": place.backend,
+            "master_address": process_group.master_address,
+            "master_port": process_group.master_port,
+            "rank_offset": process_group.rank,
+            "world_size": process_group.world_size,
+            "group_name": process_group.group_name,
+            "backend": process_group.backend,
         }
         reply = await self._calls.post(
             "/init_weights_update_group", body, doing, deadline_s=deadline_at - time.monotonic(), repeatable=False
         )
         if reply.status != HTTPStatus.OK:
-            raise self._failed(place, reply.message)
+            raise self._failed(process_group, reply.message)
 
     async def leave(self, group_name: str) -> None:
         doing = f"leaving process group {group_name}"
@@ -52,7 +52,7 @@ class SglangGroup:
             return
         raise EngineRejected(self._calls.address, doing, reply.status, reply.message)
 
-    async def _until_somebody_listens(self, place: GroupPlace, deadline_at: float, deadline_s: float) -> None:
+    async def _until_somebody_listens(self, process_group: ProcessGroup, deadline_at: float, deadline_s: float) -> None:
         """Wait until somebody listens at the group's address, as seen from here.
 
         Where the worker and its engine are on different machines that is the best guess.
@@ -60,16 +60,16 @@ class SglangGroup:
         while True:
             try:
                 async with asyncio.timeout(deadline_at - time.monotonic()):
-                    _, writer = await asyncio.open_connection(place.master_address, place.master_port)
+                    _, writer = await asyncio.open_connection(process_group.master_address, process_group.master_port)
                     writer.close()
                 return
             except (OSError, TimeoutError) as error:
-                if time.monotonic() + _LOOK_AGAIN_S >= deadline_at:
-                    where = f"{place.master_address}:{place.master_port}"
+                if time.monotonic() + _POLL_AGAIN_S >= deadline_at:
+                    where = f"{process_group.master_address}:{process_group.master_port}"
                     why = f"nobody listens at {where}, where it meets, within {deadline_s:g} s ({error})"
-                    raise self._failed(place, why) from error
-            await asyncio.sleep(_LOOK_AGAIN_S)
+                    raise self._failed(process_group, why) from error
+            await asyncio.sleep(_POLL_AGAIN_S)
 
-    def _failed(self, place: GroupPlace, cause: str) -> EngineLoadFailed:
-        source = f"process group {place.group_name}"
+    def _failed(self, process_group: ProcessGroup, cause: str) -> EngineLoadFailed:
+        source = f"process group {process_group.group_name}"
         return EngineLoadFailed(self._calls.address, source, "to come", cause=cause, weights="kept")

@@ -28,7 +28,7 @@ from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineM
 from rollout_workers.engine.http import Reply
 from rollout_workers.engine.sglang import tensor_pickle
 from rollout_workers.engine.sglang.group import SglangGroup
-from rollout_workers.engine.types import GroupPlace, PauseMode, TensorSpec
+from rollout_workers.engine.types import PauseMode, ProcessGroup, TensorSpec
 
 MAX_TENSORS_BYTES = 512 << 20
 """Largest model that is handed over by value."""
@@ -171,8 +171,8 @@ class SglangWeights:
         if why:
             raise self._failed("a broadcast", "to come", why, kept=True)
 
-    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
-        await self._group.join(place, deadline_s=deadline_s)
+    async def join_group(self, process_group: ProcessGroup, *, deadline_s: float) -> None:
+        await self._group.join(process_group, deadline_s=deadline_s)
 
     async def leave_group(self, group_name: str) -> None:
         await self._end_left_session("leaving a process group")

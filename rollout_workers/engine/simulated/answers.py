@@ -57,7 +57,7 @@ def answer_to(request: SampleRequest, options: AnswerOptions) -> Answer:
     """The answer to `request`: a function of the options' seed, input_ids, seed or else sample_index, the bounds of
     the length, and stop_token_ids. The other sampling parameters mean nothing without a model.
 
-    A continuation is a request of its own: how long the interrupted answer was to be is not in its input_ids, so its
+    A partial rollout is a request of its own: how long the interrupted answer was to be is not in its input_ids, so its
     remaining length is drawn anew.
     """
     digest = zlib.crc32(request.input_ids.tobytes())

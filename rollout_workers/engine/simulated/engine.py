@@ -30,8 +30,8 @@ from rollout_workers.engine.types import (
     EngineInfo,
     EngineLoad,
     GeneratedSample,
-    GroupPlace,
     PauseMode,
+    ProcessGroup,
     SampleRequest,
     TensorSpec,
     nobody_counts,
@@ -224,9 +224,9 @@ class SimulatedEngine:
         """See Engine. Whatever comes is all of a model that is not there."""
         await self._reach(f"checking {len(tensors)} tensors")
 
-    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
+    async def join_group(self, process_group: ProcessGroup, *, deadline_s: float) -> None:
         """See Engine. Nobody is met: the group comes about, or fails as it was told to."""
-        await self._weights.join_group(place, deadline_s=deadline_s)
+        await self._weights.join_group(process_group, deadline_s=deadline_s)
 
     async def leave_group(self, group_name: str) -> None:
         await self._weights.leave_group(group_name)

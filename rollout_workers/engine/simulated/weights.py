@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 
 from rollout_workers.engine.errors import EngineLoadFailed
 from rollout_workers.engine.simulated.clock import Clock
-from rollout_workers.engine.types import GroupPlace
+from rollout_workers.engine.types import ProcessGroup
 
 
 class SimulatedWeights:
@@ -53,14 +53,14 @@ class SimulatedWeights:
 
     # --- through a process group ------------------------------------------------------------------------------
 
-    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:
+    async def join_group(self, process_group: ProcessGroup, *, deadline_s: float) -> None:
         """See Engine. Nobody is met: the group comes about, or fails as it was told to."""
-        await self._reach(f"joining process group {place.group_name}")
+        await self._reach(f"joining process group {process_group.group_name}")
         await self._clock.sleep(min(self._load_s, deadline_s))
         if self._joins_to_fail:
             self._joins_to_fail -= 1
-            raise self._injected(f"process group {place.group_name}", "to come")
-        self._group_name = place.group_name
+            raise self._injected(f"process group {process_group.group_name}", "to come")
+        self._group_name = process_group.group_name
 
     async def leave_group(self, group_name: str) -> None:
         await self._reach(f"leaving process group {group_name}")

@@ -27,8 +27,8 @@ from rollout_workers.engine.types import (
     EngineInfo,
     EngineLoad,
     GeneratedSample,
-    GroupPlace,
     PauseMode,
+    ProcessGroup,
     SampleRequest,
     TensorSpec,
 )
@@ -178,9 +178,9 @@ class VllmEngine(HttpEngine):
         """Raise EngineLoadFailed: not offered."""
         raise self._weights.failed(f"a broadcast of {len(tensors)} tensors", "to come", _NOT_OFFERED, kept=True)
 
-    async def join_group(self, place: GroupPlace, *, deadline_s: float) -> None:  # noqa: ARG002 - the port's
+    async def join_group(self, process_group: ProcessGroup, *, deadline_s: float) -> None:  # noqa: ARG002 - the port's
         """Raise EngineLoadFailed: not offered."""
-        raise self._weights.failed(f"process group {place.group_name}", "to come", _NOT_OFFERED, kept=True)
+        raise self._weights.failed(f"process group {process_group.group_name}", "to come", _NOT_OFFERED, kept=True)
 
     async def leave_group(self, group_name: str) -> None:
         """See Engine. It is a member of none."""

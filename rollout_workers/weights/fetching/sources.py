@@ -28,7 +28,7 @@ class Sources:
         self._banned: set[str] = set()
 
     async def choose(self) -> str | None:
-        """A URL that has not failed in this round; None when all have, and a new round begins."""
+        """A URL that has not failed in this pass; None when all have, and a new pass begins."""
         if not self._tried and not self._prefer_peers and self._publisher is not None:
             return self._publisher
         peers = [file_url(base, self._name) for base in await self._peers()]

@@ -3,9 +3,9 @@ trained.
 
 A number of slots generates one group each at a time, for as long as its longest response takes. It does so with the
 weights that are published when it starts; a slot takes the next task as soon as its group is accepted. The trainer
-takes a batch, or a round of one, as soon as it is free and enough groups are there. It trains on it for its part of
-train_ms, and after a whole step publishes and frees what it trained on. Nothing else takes time. Invariant: everything
-follows from the seed.
+takes a batch, or a micro-batch of one, as soon as it is free and enough groups are there. It trains on it for its part
+of train_ms, and after a whole step publishes and frees what it trained on. Nothing else takes time. Invariant:
+everything follows from the seed.
 """
 
 import heapq
@@ -51,7 +51,7 @@ class Pipeline:
     spread: float = 0.0
     seed: int = 1
     trained: list[ops.Batch] = field(default_factory=list)
-    """Batches, or their rounds."""
+    """Batches, or their micro-batches."""
     completed: list[int] = field(default_factory=list)
     """Mean response length of every group that was generated to its end."""
     lengths: dict[str, float] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Pipeline:
         self._free = self.slots
         self._blocked: list[tuple[ops.GroupFacts, ops.Pushed]] = []
         self._training = False
-        self._round = 0
+        self._micro_batch = 0
 
     def run(self, steps: int) -> "Pipeline":
         """Train that many steps."""
@@ -111,7 +111,7 @@ class Pipeline:
     def _pull(self) -> None:
         if self._training:
             return
-        pulled = self.world.pull(round_=self._round)
+        pulled = self.world.pull(micro_batch=self._micro_batch)
         if isinstance(pulled, ops.Batch):
             self.trained.append(pulled)
             self._training = True
@@ -120,7 +120,7 @@ class Pipeline:
 
     def _trained(self, batch: ops.Batch) -> None:
         self._training = False
-        self._round = 0 if batch.final else self._round + 1
+        self._micro_batch = 0 if batch.final else self._micro_batch + 1
         if batch.final:
             self.world.publish(self.world.view.published.version + 1, commit=batch.step)
             self.world.checkpoint(batch.step)
@@ -154,7 +154,7 @@ class Pipeline:
     def _finish(self, generated: Generated) -> None:
         mean = statistics.fmean(generated.lengths)
         self.completed.append(round(mean))
-        self.lengths[f"{generated.grant.task_id}/{generated.grant.generation}"] = mean
+        self.lengths[f"{generated.grant.task_id}/{generated.grant.incarnation}"] = mean
         facts = self.world.facts(
             generated.grant,
             head=generated.head,

@@ -6,7 +6,7 @@ from buffer_wire.errors import (
     FailureBudgetExceeded,
     InvalidField,
     ReplayGap,
-    StaleEpoch,
+    StaleTerm,
     StepAhead,
     WorldSizeMismatch,
 )
@@ -66,7 +66,7 @@ def test_steps_assemble_in_order() -> None:
     assert refused.value.attributes == {"step": "1", "next_step": "0"}
 
 
-def test_the_world_size_is_fixed_by_the_first_batch_of_an_epoch() -> None:
+def test_the_world_size_is_fixed_by_the_first_batch_of_a_term() -> None:
     world = World(batch_groups=1)
     world.queue(1)
     world.batch(world_size=2)
@@ -99,8 +99,8 @@ def test_a_superseded_trainer_pulls_nothing() -> None:
     world = World(batch_groups=1)
     world.queue(1)
     world.resume()
-    world.epoch = 1
-    with pytest.raises(StaleEpoch):
+    world.term = 1
+    with pytest.raises(StaleTerm):
         world.pull()
     assert world.groups("queued") == 1
 
@@ -193,13 +193,13 @@ def test_eviction_stays_when_no_batch_results() -> None:
 def test_a_recycled_group_starts_its_task_anew_ahead_of_fresh_ones() -> None:
     world = World(batch_groups=1, max_staleness=0, stale_action="recycle")
     world.submit("a")
-    world.interrupt(world.lease_one().lease_id, continuation=b"of generation 0")
+    world.interrupt(world.lease_one().lease_id, partial_rollout=b"of incarnation 0")
     world.push(world.lease_one())
     world.submit("fresh")
     assert isinstance(world.pull(train_version=1), ops.Short)
     assert (world.groups("recycled"), world.tasks("completed"), world.tasks("pending")) == (1, 0, 2)
     grant = world.lease_one()
-    assert (grant.lease_id, grant.continuation) == ("a/1/1", b"")
+    assert (grant.lease_id, grant.partial_rollout) == ("a/1/1", b"")
 
 
 def test_a_recycled_task_may_fail_as_often_as_a_new_one() -> None:

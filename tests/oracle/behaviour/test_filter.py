@@ -46,10 +46,10 @@ def test_a_group_without_a_lease_is_filtered_too() -> None:
     assert world.tasks("submitted") == world.tasks("completed") == 1
 
 
-def test_the_continuation_goes_with_it() -> None:
+def test_the_partial_rollout_goes_with_it() -> None:
     world = filtering()
     world.submit("a")
-    world.interrupt(world.lease_one().lease_id, continuation=b"so far")
+    world.interrupt(world.lease_one().lease_id, partial_rollout=b"so far")
     world.push(world.lease_one(), equal_rewards=True)
     assert world.model.stored_bodies(RUN) == 0
 

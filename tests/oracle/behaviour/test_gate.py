@@ -1,4 +1,4 @@
-"""Staleness measures, generations, the spread of continued groups, and leases that are cancelled."""
+"""Staleness measures, incarnations, the spread of continued groups, and leases that are cancelled."""
 
 import dataclasses
 from typing import Any
@@ -57,7 +57,7 @@ def test_means_of_an_abandoned_timeline_are_clamped_where_they_are_stored_and_on
     assert world.groups("dropped_stale") == 2
 
 
-# ── generations ──
+# ── incarnations ──
 
 
 def generate(world: World) -> str:
@@ -68,8 +68,8 @@ def generate(world: World) -> str:
     return grant.lease_id
 
 
-def test_a_task_is_recycled_until_it_has_had_its_generations() -> None:
-    world = World(batch_groups=1, max_staleness=0, stale_action="recycle", max_generations=2)
+def test_a_task_is_recycled_until_it_has_had_its_incarnations() -> None:
+    world = World(batch_groups=1, max_staleness=0, stale_action="recycle", max_incarnations=2)
     world.submit("a")
     assert [generate(world), generate(world)] == ["a/0/1", "a/1/1"]
     assert (world.groups("recycled"), world.groups("dropped_stale")) == (1, 1)
@@ -86,7 +86,7 @@ def test_without_a_cap_a_task_is_recycled_for_ever() -> None:
 
 
 def test_a_lost_group_starts_anew_whatever_the_cap() -> None:
-    world = World(batch_groups=1, max_generations=1)
+    world = World(batch_groups=1, max_incarnations=1)
     world.submit("a")
     world.push(world.lease_one())
     world.lose(0, *world.names())
@@ -96,35 +96,35 @@ def test_a_lost_group_starts_anew_whatever_the_cap() -> None:
 # ── spread of continued groups ──
 
 
-def with_continuation(head: int, **policy: int) -> World:
+def with_partial_rollout(head: int, **policy: int) -> World:
     world = World(batch_groups=1, max_version_spread=2, **policy)
     world.submit("a")
-    world.interrupt(world.lease_one().lease_id, continuation=b"so far", head=head, tokens=70)
+    world.interrupt(world.lease_one().lease_id, partial_rollout=b"so far", head=head, tokens=70)
     return world
 
 
-def test_a_continuation_too_far_behind_the_engine_is_given_up_and_counted() -> None:
-    world = with_continuation(1)
+def test_a_partial_rollout_too_far_behind_the_engine_is_given_up_and_counted() -> None:
+    world = with_partial_rollout(1)
     world.publish(4)
-    assert world.lease_one().continuation == b""
-    assert world.statistic("continuation_tokens_discarded") == 70
-    assert world.statistic("continuations_beyond_spread") == 1
+    assert world.lease_one().partial_rollout == b""
+    assert world.statistic("partial_rollout_tokens_discarded") == 70
+    assert world.statistic("partial_rollouts_beyond_spread") == 1
 
 
 def test_the_spread_is_that_of_the_asking_engine() -> None:
-    world = with_continuation(1)
+    world = with_partial_rollout(1)
     world.publish(4)
     (grant,) = world.lease(loaded=WeightVersion(1, 3)).grants
-    assert grant.continuation == b"so far"
-    assert world.statistic("continuations_beyond_spread") == 0
+    assert grant.partial_rollout == b"so far"
+    assert world.statistic("partial_rollouts_beyond_spread") == 0
 
 
-def test_a_continuation_that_is_too_stale_anyway_does_not_count_as_beyond_the_spread() -> None:
-    world = with_continuation(0, max_staleness=1)
+def test_a_partial_rollout_that_is_too_stale_anyway_does_not_count_as_beyond_the_spread() -> None:
+    world = with_partial_rollout(0, max_staleness=1)
     world.publish(4)
     world.lease()
-    assert world.statistic("continuation_tokens_discarded") == 70
-    assert world.statistic("continuations_beyond_spread") == 0
+    assert world.statistic("partial_rollout_tokens_discarded") == 70
+    assert world.statistic("partial_rollouts_beyond_spread") == 0
 
 
 # ── cancelled leases ──
@@ -168,24 +168,24 @@ def test_a_cancelled_task_is_leased_again_at_once_ahead_of_fresh_ones_and_withou
     assert world.lease_one().lease_id == "a/0/2"
 
 
-def test_a_lease_is_as_old_as_the_continuation_it_was_given() -> None:
+def test_a_lease_is_as_old_as_the_partial_rollout_it_was_given() -> None:
     world = cancelling()
     world.submit("a")
-    world.interrupt(world.lease_one().lease_id, continuation=b"so far", head=0, tokens=70)
+    world.interrupt(world.lease_one().lease_id, partial_rollout=b"so far", head=0, tokens=70)
     world.publish(1)
-    assert world.lease_one().continuation == b"so far"
+    assert world.lease_one().partial_rollout == b"so far"
     world.publish(2)
     assert world.extend("a/0/2") == [LeaseState.CANCELLED]
-    assert world.statistic("continuation_tokens_discarded") == 70
-    assert world.lease_one().continuation == b""
+    assert world.statistic("partial_rollout_tokens_discarded") == 70
+    assert world.lease_one().partial_rollout == b""
 
 
-def test_a_lease_that_got_no_continuation_is_as_old_as_its_engine() -> None:
+def test_a_lease_that_got_no_partial_rollout_is_as_old_as_its_engine() -> None:
     world = cancelling()
     world.submit("a")
-    world.interrupt(world.lease_one().lease_id, continuation=b"so far", head=0, tokens=70)
+    world.interrupt(world.lease_one().lease_id, partial_rollout=b"so far", head=0, tokens=70)
     world.publish(2)
-    assert world.lease_one().continuation == b""
+    assert world.lease_one().partial_rollout == b""
     world.publish(3)
     assert world.extend("a/0/2") == [LeaseState.LIVE]
 

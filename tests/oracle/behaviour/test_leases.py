@@ -13,13 +13,13 @@ def engine(state: str, name: str = "engine") -> ops.EngineReport:
     return ops.EngineReport(name, "worker", state, WeightVersion(1, 0), 0, 0, "", 0)
 
 
-def test_a_lease_names_task_generation_and_attempt() -> None:
+def test_a_lease_names_task_incarnation_and_attempt() -> None:
     world = World()
     world.submit("a")
     leased = world.lease()
     (grant,) = leased.grants
-    assert (grant.lease_id, grant.generation, grant.attempt) == ("a/0/1", 0, 1)
-    assert (grant.spec, grant.continuation) == (b"spec of a", b"")
+    assert (grant.lease_id, grant.incarnation, grant.attempt) == ("a/0/1", 0, 1)
+    assert (grant.spec, grant.partial_rollout) == (b"spec of a", b"")
     assert (leased.wait, leased.ttl_ms) == (None, 60_000)
     assert world.tasks("leased") == world.statistic("leases_granted") == 1
 
@@ -92,13 +92,13 @@ def test_a_new_process_of_a_worker_releases_the_leases_of_the_old_one() -> None:
     assert world.statistic("leases_returned") == 1
 
 
-def test_a_released_lease_keeps_the_continuation() -> None:
+def test_a_released_lease_keeps_the_partial_rollout() -> None:
     world = World()
     world.submit("a")
-    world.interrupt(world.lease_one().lease_id, continuation=b"so far")
+    world.interrupt(world.lease_one().lease_id, partial_rollout=b"so far")
     world.lease()
     (grant,) = world.lease(instance="process-2").grants
-    assert grant.continuation == b"so far"
+    assert grant.partial_rollout == b"so far"
 
 
 def test_a_paused_run_leases_nothing() -> None:
@@ -317,23 +317,23 @@ def test_an_interrupted_task_is_pending_at_once_and_keeps_its_failures() -> None
     assert world.fail(world.lease_one().lease_id) is ReturnOutcome.FAILED
 
 
-def test_the_next_attempt_gets_the_continuation_of_the_last_one_that_left_any() -> None:
+def test_the_next_attempt_gets_the_partial_rollout_of_the_last_one_that_left_any() -> None:
     world = World()
     world.submit("a")
-    world.interrupt(world.lease_one().lease_id, continuation=b"first")
-    world.interrupt(world.lease_one().lease_id, continuation=b"second")
+    world.interrupt(world.lease_one().lease_id, partial_rollout=b"first")
+    world.interrupt(world.lease_one().lease_id, partial_rollout=b"second")
     world.interrupt(world.lease_one().lease_id)
-    assert world.lease_one().continuation == b"second"
+    assert world.lease_one().partial_rollout == b"second"
 
 
-def test_a_continuation_that_is_too_stale_is_given_up_and_counted() -> None:
+def test_a_partial_rollout_that_is_too_stale_is_given_up_and_counted() -> None:
     world = World(batch_groups=1, max_staleness=1)
     world.submit("a")
-    world.interrupt(world.lease_one().lease_id, continuation=b"so far", head=0, tokens=70)
+    world.interrupt(world.lease_one().lease_id, partial_rollout=b"so far", head=0, tokens=70)
     world.train(2, head=2)
     grant = world.lease_one()
-    assert (grant.continuation, grant.generation, grant.attempt) == (b"", 0, 2)
-    assert world.statistic("continuation_tokens_discarded") == 70
+    assert (grant.partial_rollout, grant.incarnation, grant.attempt) == (b"", 0, 2)
+    assert world.statistic("partial_rollout_tokens_discarded") == 70
 
 
 def test_a_failing_task_backs_off_longer_each_time_and_fails_at_the_attempt_cap() -> None:

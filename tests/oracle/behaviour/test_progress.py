@@ -7,7 +7,7 @@ from buffer_wire.errors import (
     NotCommitted,
     ReplayGap,
     RunPaused,
-    StaleEpoch,
+    StaleTerm,
     StepAhead,
     StoreRolledBack,
     VersionConflict,
@@ -78,10 +78,10 @@ def test_a_superseded_trainer_neither_commits_nor_publishes_nor_checkpoints() ->
     world = World(batch_groups=1)
     world.train()
     world.resume()
-    world.epoch = 1
+    world.term = 1
     before = world.view
     for attempt in (lambda: world.commit(0), lambda: world.publish(2), lambda: world.checkpoint(0)):
-        with pytest.raises(StaleEpoch):
+        with pytest.raises(StaleTerm):
             attempt()
     assert world.view == before
 
@@ -157,11 +157,11 @@ def test_a_repeated_commit_frees_nothing_when_retention_was_lowered_meanwhile() 
 # ── resume ──
 
 
-def test_a_resume_raises_the_epoch_and_puts_the_clock_back() -> None:
+def test_a_resume_raises_the_term_and_puts_the_clock_back() -> None:
     world = World(batch_groups=1)
     world.train(4)
     resumed = world.resume(2)
-    assert (resumed.epoch, resumed.next_step, resumed.next_unassembled_step, resumed.version) == (2, 2, 4, 2)
+    assert (resumed.term, resumed.next_step, resumed.next_unassembled_step, resumed.version) == (2, 2, 4, 2)
     assert world.view.published == WeightVersion(2, 2)
     assert world.model.weights(RUN).manifest == b"manifest 2"
     assert world.publish(3).published == WeightVersion(2, 3)
@@ -183,7 +183,7 @@ def test_a_fresh_start_is_version_zero() -> None:
     assert world.model.weights(RUN).manifest == b""
 
 
-def test_a_repeated_resume_gets_the_same_epoch() -> None:
+def test_a_repeated_resume_gets_the_same_term() -> None:
     world = World(batch_groups=1)
     world.train(2)
     first = world.resume(1, request_id="again")
@@ -195,7 +195,7 @@ def test_a_repeated_resume_gets_the_same_epoch() -> None:
 def test_replay_returns_the_same_batches_and_trains_each_once_more() -> None:
     world = World(batch_groups=2)
     world.train(3)
-    world.epoch = 1
+    world.term = 1
     stored = [world.names(step) for step in range(3)]
     world.resume(1)
     assert [world.names(step) for step in range(3)] == stored
@@ -263,15 +263,15 @@ def test_versions_that_arrive_late_from_an_abandoned_timeline_are_clamped_on_arr
     assert (group.head_version, group.tail_version) == (1, 1)
 
 
-def test_a_continuation_of_the_abandoned_timeline_is_as_old_as_the_fork() -> None:
+def test_a_partial_rollout_of_the_abandoned_timeline_is_as_old_as_the_fork() -> None:
     world = World(batch_groups=1, max_staleness=1)
     world.train(3, head=3)
     world.submit("a")
-    world.interrupt(world.lease_one().lease_id, continuation=b"so far", head=3, tokens=5)
+    world.interrupt(world.lease_one().lease_id, partial_rollout=b"so far", head=3, tokens=5)
     world.resume(1, ResumeMode.DISCARD)
     world.train(2, head=3)
     world.lease()
-    assert world.statistic("continuation_tokens_discarded") == 5
+    assert world.statistic("partial_rollout_tokens_discarded") == 5
 
 
 def test_live_leases_survive_a_resume() -> None:
@@ -287,7 +287,7 @@ def test_a_step_that_was_never_assembled_cannot_be_resumed_at() -> None:
     world = World()
     with pytest.raises(StepAhead):
         world.resume(1)
-    assert world.view.epoch == 1
+    assert world.view.term == 1
 
 
 def test_freed_replay_data_is_a_gap_unless_told_to_regenerate() -> None:

@@ -61,7 +61,7 @@ def test_a_result_for_a_failed_task_is_closed() -> None:
     assert world.statistic("pushes_closed") == 1
 
 
-def test_a_result_of_an_earlier_generation_is_closed() -> None:
+def test_a_result_of_an_earlier_incarnation_is_closed() -> None:
     world = World(batch_groups=1, max_staleness=0, stale_action="recycle")
     (grant,) = leased(world, "a")
     world.push(grant)
@@ -69,11 +69,11 @@ def test_a_result_of_an_earlier_generation_is_closed() -> None:
     assert world.push(grant) is PushKind.CLOSED
 
 
-@pytest.mark.parametrize(("generation", "attempt"), [(0, 2), (1, 1)])
-def test_a_lease_that_was_never_given_out_is_unknown(generation: int, attempt: int) -> None:
+@pytest.mark.parametrize(("incarnation", "attempt"), [(0, 2), (1, 1)])
+def test_a_lease_that_was_never_given_out_is_unknown(incarnation: int, attempt: int) -> None:
     world = World()
     (grant,) = leased(world, "a")
-    forged = dataclasses.replace(grant, lease_id=f"a/{generation}/{attempt}", generation=generation, attempt=attempt)
+    forged = dataclasses.replace(grant, lease_id=f"a/{incarnation}/{attempt}", incarnation=incarnation, attempt=attempt)
     before = world.view
     assert world.push(forged) is PushKind.UNKNOWN_LEASE
     assert world.view == before
@@ -98,8 +98,8 @@ def test_a_push_without_a_lease_makes_a_task_once() -> None:
     assert world.push("own") is PushKind.QUEUED
     assert world.tasks("submitted") == world.tasks("completed") == 1
     assert world.push("own") is PushKind.DUPLICATE
-    (pushed,) = world.push_facts(world.facts("other", generation=1))
-    assert (pushed.kind, pushed.field) == (PushKind.INVALID, "generation")
+    (pushed,) = world.push_facts(world.facts("other", incarnation=1))
+    assert (pushed.kind, pushed.field) == (PushKind.INVALID, "incarnation")
 
 
 def test_a_push_without_a_lease_completes_an_open_task_and_repeats_as_a_duplicate() -> None:

@@ -42,9 +42,9 @@ def test_delivered_groups_count_until_they_are_trained(
 
 def test_forming_groups_count() -> None:
     world = World(batch_groups=2, micro_batch_groups=1, quota_groups=4, overflow_action="reject", max_queued_groups=9)
-    for step, round_ in ((0, 0), (0, 1), (1, 0)):
+    for step, micro_batch in ((0, 0), (0, 1), (1, 0)):
         world.queue(1)
-        world.batch(step, round_=round_)
+        world.batch(step, micro_batch=micro_batch)
     assert (world.groups("delivered"), world.groups("forming")) == (2, 1)
     world.queue(1)
     assert world.push("one too many") is PushKind.REJECTED_FULL

@@ -1,13 +1,13 @@
 import pytest
 
 from buffer_service.domain import ops
-from buffer_wire.errors import CursorConflict, InvalidField, PendingFull, RunPaused, StaleEpoch
+from buffer_wire.errors import CursorConflict, InvalidField, PendingFull, RunPaused, StaleTerm
 from tests.oracle.behaviour.world import RUN, World
 
 
 def submit(world: World, **changes: object) -> ops.Submitted:
     fields: dict[str, object] = {
-        "epoch": world.epoch,
+        "term": world.term,
         "request_id": world.new_request(),
         "expected_cursor": world.view.cursor,
         "cursor": world.view.cursor + 1,
@@ -94,9 +94,9 @@ def test_a_tombstone_keeps_its_id_until_the_checkpoint() -> None:
 def test_a_superseded_trainer_cannot_submit() -> None:
     world = World()
     world.resume()
-    with pytest.raises(StaleEpoch) as refused:
-        submit(world, epoch=1)
-    assert refused.value.attributes == {"epoch": "1", "current": "2"}
+    with pytest.raises(StaleTerm) as refused:
+        submit(world, term=1)
+    assert refused.value.attributes == {"term": "1", "current": "2"}
 
 
 def test_a_paused_run_takes_no_tasks() -> None:
@@ -107,12 +107,12 @@ def test_a_paused_run_takes_no_tasks() -> None:
         submit(world)
 
 
-def test_the_epoch_is_checked_before_the_pause() -> None:
+def test_the_term_is_checked_before_the_pause() -> None:
     world = World(max_attempts=1, failure_budget=0)
     world.submit("a")
     world.fail_for_good()
-    with pytest.raises(StaleEpoch):
-        submit(world, epoch=7)
+    with pytest.raises(StaleTerm):
+        submit(world, term=7)
 
 
 def test_a_repeat_is_told_of_the_pause_like_everybody_else() -> None:

@@ -174,17 +174,25 @@ def test_the_n_of_a_pull_must_be_divided_by_the_ranks_too() -> None:
         world.pull(world_size=2, batch_groups=5)
 
 
-def test_a_whole_batch_has_one_round() -> None:
+def test_a_whole_batch_has_one_micro_batch() -> None:
     world = World(batch_groups=1, max_queued_groups=2)
     push(world, 10, 10)
     batch = world.batch()
-    assert (batch.round, batch.final) == (0, True)
+    assert (batch.micro_batch, batch.final) == (0, True)
     with pytest.raises(InvalidField) as refused:
-        world.pull(0, round_=1)
-    assert refused.value.attributes == {"field": "round", "value": "1", "limit": "below 1, the rounds of step 0"}
+        world.pull(0, micro_batch=1)
+    assert refused.value.attributes == {
+        "field": "micro_batch",
+        "value": "1",
+        "limit": "below 1, the micro-batches of step 0",
+    }
     with pytest.raises(InvalidField) as refused:
-        world.pull(1, round_=1)
-    assert refused.value.attributes == {"field": "round", "value": "1", "limit": "at most 0, the next round of step 1"}
+        world.pull(1, micro_batch=1)
+    assert refused.value.attributes == {
+        "field": "micro_batch",
+        "value": "1",
+        "limit": "at most 0, the next micro-batch of step 1",
+    }
 
 
 def test_no_pull_asks_for_more_groups_than_one_decision_should_take() -> None:

@@ -95,7 +95,7 @@ def test_a_total_stops_where_the_store_can_count_no_further() -> None:
     assert totals(world, "token_staleness_milli_sum") == [MOST]
 
 
-def test_the_window_begins_anew_with_an_epoch() -> None:
+def test_the_window_begins_anew_with_a_term() -> None:
     world = World(batch_groups=2)
     world.publish(1, clock=(100, 10))
     world.now += 3_000

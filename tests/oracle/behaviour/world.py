@@ -31,11 +31,11 @@ def priorities(**by_environment: int) -> tuple[EnvironmentRule, ...]:
 
 
 class World:
-    """One run, its clock, a trainer of epoch `epoch`, workers by name."""
+    """One run, its clock, a trainer of term `term`, workers by name."""
 
     def __init__(self, **policy: Any) -> None:
         self.now = START_MS
-        self.epoch = 1
+        self.term = 1
         self.requests = 0
         self.model = ReferenceModel(lambda: self.now)
         self.model.create_run(RUN, RunPolicy(**{**policy, **actions(policy)}))
@@ -73,7 +73,7 @@ class World:
     ) -> ops.Submitted:
         tasks = [ops.NewTask(name, 2, priority, environment, f"spec of {name}".encode()) for name in task_ids]
         cursor = self.view.cursor
-        request = ops.Submit(self.epoch, request_id or self.new_request(), cursor, cursor + len(tasks), b"state", tasks)
+        request = ops.Submit(self.term, request_id or self.new_request(), cursor, cursor + len(tasks), b"state", tasks)
         return self.do(self.model.submit, request)
 
     def new_request(self) -> str:
@@ -104,10 +104,16 @@ class World:
         return list(self.do(self.model.extend, worker, instance, lease_ids).states)
 
     def interrupt(
-        self, lease_id: str, *, continuation: bytes = b"", head: int = 0, tokens: int = 0, instance: str = "process-1"
+        self,
+        lease_id: str,
+        *,
+        partial_rollout: bytes = b"",
+        head: int = 0,
+        tokens: int = 0,
+        instance: str = "process-1",
     ) -> ops.ReturnOutcome:
-        weights = ops.WeightVersion(self.epoch, head) if continuation else None
-        given = ops.LeaseReturn(lease_id, ops.ReturnKind.INTERRUPTED, "", continuation, weights, tokens)
+        weights = ops.WeightVersion(self.term, head) if partial_rollout else None
+        given = ops.LeaseReturn(lease_id, ops.ReturnKind.INTERRUPTED, "", partial_rollout, weights, tokens)
         return self.do(self.model.give_back, "worker", instance, [given]).outcomes[0]
 
     def fail(self, lease_id: str, error: str = "reward crashed") -> ops.ReturnOutcome:
@@ -132,7 +138,7 @@ class World:
         tokens: int = 10,
         size_bytes: int = 100,
         spans: bool = False,
-        generation: int = 0,
+        incarnation: int = 0,
         environment: str = "math",
         mean_milli: int | None = None,
         equal_rewards: bool = False,
@@ -146,7 +152,7 @@ class World:
         lease_id, task_id = ("", source) if isinstance(source, str) else (source.lease_id, source.task_id)
         return ops.GroupFacts(
             task_id=task_id,
-            generation=generation if isinstance(source, str) else source.generation,
+            incarnation=incarnation if isinstance(source, str) else source.incarnation,
             lease_id=lease_id,
             environment=environment,
             samples=2,
@@ -170,14 +176,14 @@ class World:
         )
 
     def weights(self, version: int | ops.WeightVersion) -> ops.WeightVersion:
-        return version if isinstance(version, ops.WeightVersion) else ops.WeightVersion(self.epoch, version)
+        return version if isinstance(version, ops.WeightVersion) else ops.WeightVersion(self.term, version)
 
     def announce(self, *made_by: ops.WeightVersion) -> None:
         """Have a plan for what groups are said to be made by and nobody has published."""
         run = self.model._runs[RUN]
-        newest = max((made.version for made in made_by if made.epoch == run.epoch), default=0)
+        newest = max((made.version for made in made_by if made.term == run.term), default=0)
         if newest > max(run.published.version, run.plan.version if run.plan else 0):
-            self.model.plan_collective(RUN, ops.PlanCollective(run.epoch, newest, b"plan-%d" % newest))
+            self.model.plan_collective(RUN, ops.PlanCollective(run.term, newest, b"plan-%d" % newest))
 
     def push_facts(self, *facts: ops.GroupFacts) -> list[ops.Pushed]:
         self.announce(*(fact.tail for fact in facts))
@@ -195,7 +201,7 @@ class World:
         """The present trainer finds the payloads of these groups of a step gone."""
         stored = self.model._runs[RUN].steps.get(step)
         keys = {group.group_id: group.payload_key for group in stored.groups} if stored else {}
-        self.do(self.model.report_lost, self.epoch, step, [keys.get(name, "") for name in names])
+        self.do(self.model.report_lost, self.term, step, [keys.get(name, "") for name in names])
 
     def queue(self, count: int, **facts: Any) -> list[str]:
         """Push `count` groups of new tasks, without leases; their group ids."""
@@ -213,11 +219,11 @@ class World:
         rank: int = 0,
         world_size: int = 1,
         train_version: int | None = None,
-        round_: int = 0,
+        micro_batch: int = 0,
         batch_groups: int | None = None,
     ) -> ops.Batch | ops.Short:
         step = self.view.next_step if step is None else step
-        request = ops.Pull(self.epoch, step, rank, world_size, train_version, round_, batch_groups)
+        request = ops.Pull(self.term, step, rank, world_size, train_version, micro_batch, batch_groups)
         return self.do(self.model.pull, request)
 
     def batch(self, step: int | None = None, **kwargs: Any) -> ops.Batch:
@@ -229,7 +235,7 @@ class World:
         return [group.group_id for group in self.batch(step, **kwargs).shard]
 
     def commit(self, through_step: int) -> int:
-        return self.do(self.model.commit, self.epoch, through_step)[1]
+        return self.do(self.model.commit, self.term, through_step)[1]
 
     def publish(
         self,
@@ -242,7 +248,7 @@ class World:
         """`clock`: the trainer's busy and waiting ms."""
         content = f"manifest {version}".encode() if manifest is None else manifest
         said = ops.TrainerClock(*clock) if clock else None
-        return self.do(self.model.publish, ops.Publish(self.epoch, version, content, commit, said))
+        return self.do(self.model.publish, ops.Publish(self.term, version, content, commit, said))
 
     def train(self, steps: int = 1, **facts: Any) -> None:
         """Fill, pull, and publish with a commit, `steps` times."""
@@ -252,7 +258,7 @@ class World:
             self.publish(self.view.published.version + 1, commit=step)
 
     def checkpoint(self, through_step: int) -> int:
-        return self.do(self.model.checkpoint, self.epoch, through_step)[1]
+        return self.do(self.model.checkpoint, self.term, through_step)[1]
 
     def resume(
         self,
@@ -264,5 +270,5 @@ class World:
     ) -> ops.Resumed:
         request = ops.Resume(next_step, mode, request_id or self.new_request(), allow_regenerate)
         resumed = self.do(self.model.resume, request)
-        self.epoch = resumed.epoch
+        self.term = resumed.term
         return resumed

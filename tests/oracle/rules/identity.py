@@ -7,19 +7,19 @@ lease and every group has exactly one name.
 import re
 from dataclasses import dataclass
 
-_LEASE_ID = re.compile(r"(?P<task_id>[^/]+)/(?P<generation>0|[1-9][0-9]{0,14})/(?P<attempt>[1-9][0-9]{0,14})")
+_LEASE_ID = re.compile(r"(?P<task_id>[^/]+)/(?P<incarnation>0|[1-9][0-9]{0,14})/(?P<attempt>[1-9][0-9]{0,14})")
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseId:
-    """Parts of a lease id: one attempt of one generation of a task."""
+    """Parts of a lease id: one attempt of one incarnation of a task."""
 
     task_id: str
-    generation: int
+    incarnation: int
     attempt: int
 
     def __str__(self) -> str:
-        return f"{self.task_id}/{self.generation}/{self.attempt}"
+        return f"{self.task_id}/{self.incarnation}/{self.attempt}"
 
     @classmethod
     def parse(cls, lease_id: str) -> "LeaseId | None":
@@ -27,7 +27,7 @@ class LeaseId:
         match = _LEASE_ID.fullmatch(lease_id)
         if match is None:
             return None
-        return cls(match["task_id"], int(match["generation"]), int(match["attempt"]))
+        return cls(match["task_id"], int(match["incarnation"]), int(match["attempt"]))
 
 
 _EVALUATION_TASK_ID = re.compile(r"(?P<eval_id>[^@]+)@(?P<number>0|[1-9][0-9]{0,14})\.(?P<index>0|[1-9][0-9]{0,3})")
@@ -53,6 +53,6 @@ class EvaluationTaskId:
         return cls(match["eval_id"], int(match["number"]), int(match["index"]))
 
 
-def group_id(task_id: str, generation: int) -> str:
-    """Id of the group that a generation of a task becomes."""
-    return f"{task_id}/{generation}"
+def group_id(task_id: str, incarnation: int) -> str:
+    """Id of the group that an incarnation of a task becomes."""
+    return f"{task_id}/{incarnation}"

@@ -1,4 +1,4 @@
-"""Splits the groups of a round over the trainer's ranks, balanced by tokens.
+"""Splits the groups of a micro-batch over the trainer's ranks, balanced by tokens.
 
 Longest first: groups by (tokens descending, sequence ascending), each to the rank with the fewest tokens so far (ties:
 fewest groups, then lowest rank). The fullest rank then has at most 4/3 of the least possible maximum (R. L. Graham,

@@ -75,7 +75,7 @@ def test_a_version_is_clamped_by_every_later_fork() -> None:
     assert timeline.effective(WeightVersion(3, 9)) == 7
 
 
-def test_means_are_clamped_by_forks_after_the_epoch_of_the_newest_token() -> None:
+def test_means_are_clamped_by_forks_after_the_term_of_the_newest_token() -> None:
     timeline = Timeline()
     timeline.fork(2, 5)
     timeline.fork(3, 2)

@@ -1,4 +1,4 @@
-"""Field `engine_calls` of a sample: made by the worker, kept by continuations, checked, read by the trainer."""
+"""Field `engine_calls` of a sample: made by the worker, kept by partial rollouts, checked, read by the trainer."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from trainer_client.batch import Group
 
 
 def grown() -> GroupProgress:
-    """A group of one sample that took an aborted call, a continuation, and a second call."""
+    """A group of one sample that took an aborted call, a partial rollout, and a second call."""
     first = GroupProgress(lease(task(group_size=1)), PROMPT)
     first.samples[0].append(generated(0, [5, 6], ("1.1", 0, 2), finish="abort"), version_of)
-    second = GroupProgress(lease(task(group_size=1), attempt=2, continuation=first.to_continuation("w")), PROMPT)
-    second.take_continuation()
+    second = GroupProgress(lease(task(group_size=1), attempt=2, partial_rollout=first.to_partial_rollout("w")), PROMPT)
+    second.take_partial_rollout()
     second.samples[0].append(generated(0, [7], ("1.1", 0, 1)), version_of)
     return second
 

@@ -11,7 +11,7 @@ from tests.store.driver import Run
 from tests.store.inspect.listing import all_groups, all_steps, all_tasks, groups, ids
 
 
-async def test_queued_groups_come_in_order_of_acceptance_over_all_classes(run: Run) -> None:
+async def test_queued_groups_come_in_order_of_acceptance_over_all_subqueues(run: Run) -> None:
     await run.create(max_queued_groups=100)
     await run.submit(*((f"p{i}", i % 3) for i in range(9)), environment="a")
     names = []
@@ -32,7 +32,7 @@ async def test_a_groups_facts_are_those_that_were_pushed(run: Run) -> None:
     assert group == ins.GroupView(
         group_id="g/0", task_id="g", sequence=1, environment="env", priority=0, samples=2, tokens=40,
         response_tokens=14, longest_tokens=9, loss_tokens=20, size_bytes=len(b"body-g"), head=0, tail=0, mean_milli=0,
-        reward_milli=1250, turns=3, truncated_samples=1, round=-1, rank=-1,
+        reward_milli=1250, turns=3, truncated_samples=1, micro_batch=-1, rank=-1,
     )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ async def test_queued_groups_that_stay_are_listed_once_although_others_come_and_
     assert step > 5
 
 
-async def test_groups_of_a_step_come_by_round_and_rank(run: Run) -> None:
+async def test_groups_of_a_step_come_by_micro_batch_and_rank(run: Run) -> None:
     await run.create(batch_groups=6, micro_batch_groups=1, max_queued_groups=6)
     await run.fill(*(f"g{i}" for i in range(4)))
     shards = await run.shards(0, 0, world_size=2)
@@ -67,7 +67,7 @@ async def test_groups_of_a_step_come_by_round_and_rank(run: Run) -> None:
     place, page = await run.store.call(commands.list_groups(run.run_id, 0, (), 100, environment=None))
     assert place == "forming"
     assert ids(page.items) == [group for shard in shards for group in shard]
-    assert [(group.round, group.rank) for group in page.items] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(group.micro_batch, group.rank) for group in page.items] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for limit in (1, 2, 3):
         assert ids(await all_groups(run, 0, limit)) == ids(page.items)
     with pytest.raises(StepAhead):
@@ -131,7 +131,8 @@ async def test_steps_come_newest_first_as_they_were_assembled(run: Run) -> None:
         steps = await all_steps(run, limit)
         assert [(step.step, step.place) for step in steps] == [(4, "delivered"), (3, "trained"), (2, "trained")]
     assert (await all_steps(run))[0] == ins.StepView(
-        step=4, place=ins.Place.DELIVERED, train_version=0, target_groups=2, micro_batch_groups=0, rounds=1, ranks=1,
+        step=4, place=ins.Place.DELIVERED, train_version=0, target_groups=2, micro_batch_groups=0,
+        micro_batches=1, ranks=1,
         groups=2, samples=8, tokens=28, loss_tokens=14, size_bytes=2 * len(b"body-a4"), staleness_sum=0,
         staleness_max=0,
     )  # fmt: skip

@@ -22,20 +22,20 @@ pytestmark = pytest.mark.matrix
 
 
 def test_a_run_is_created_with_the_stated_policy_only(fake: FakeService, do: Do) -> None:
-    run = runs_pb2.Run(run_id="r", epoch=1, policy=runs_pb2.RunPolicy(batch_groups=4, max_attempts=5))
+    run = runs_pb2.Run(run_id="r", term=1, policy=runs_pb2.RunPolicy(batch_groups=4, max_attempts=5))
     fake.answer("RunService/CreateRun", runs_pb2.CreateRunResponse(revision=3, run=run, created=True))
     state = do("create_run", "r", Policy(batch_groups=4))
     (request,) = fake.requests["RunService/CreateRun"]
     assert request.policy == runs_pb2.RunPolicy(batch_groups=4)
-    assert (state.run_id, state.epoch, state.revision) == ("r", 1, 3)
+    assert (state.run_id, state.term, state.revision) == ("r", 1, 3)
     assert state.policy == Policy(batch_groups=4, max_attempts=5)
 
 
 def test_the_whole_state_of_a_run_is_decoded(fake: FakeService, do: Do) -> None:
     run = runs_pb2.Run(
         run_id="r",
-        epoch=2,
-        published=common_pb2.WeightVersion(epoch=2, version=7),
+        term=2,
+        published=common_pb2.WeightVersion(term=2, version=7),
         next_step=5,
         committed_steps=4,
         checkpointed_steps=3,
@@ -60,7 +60,7 @@ def test_the_whole_state_of_a_run_is_decoded(fake: FakeService, do: Do) -> None:
                 engine_id="e0",
                 worker_id="w",
                 state=weights_pb2.ENGINE_STATE_READY,
-                loaded=common_pb2.WeightVersion(epoch=2, version=6),
+                loaded=common_pb2.WeightVersion(term=2, version=6),
                 reloads=6,
             )
         ],
@@ -86,7 +86,7 @@ def test_the_highest_revision_seen_goes_out_with_every_request(fake: FakeService
     ]
     fake.answer("BatchService/Commit", *replies)
     for run_id in ("r", "r", "r", "other"):
-        do("commit", run_id, epoch=1, through_step=0)
+        do("commit", run_id, term=1, through_step=0)
     refs = [request.run for request in fake.requests["BatchService/Commit"]]
     proven = [(0, ""), (12, "of 12"), (12, "of 12"), (0, "")]
     assert [(ref.seen_revision, ref.seen_proof) for ref in refs] == proven
@@ -97,7 +97,7 @@ def test_a_view_promises_nothing(fake: FakeService, do: Do) -> None:
     fake.answer("RunService/GetRun", runs_pb2.GetRunResponse(revision=12, run=runs_pb2.Run(run_id="r")))
     fake.answer("BatchService/Commit", batches_pb2.CommitResponse(revision=11, committed_steps=1))
     assert do("run", "r").revision == 12
-    do("commit", "r", epoch=1, through_step=0)
+    do("commit", "r", term=1, through_step=0)
     assert [request.run.seen_revision for request in fake.requests["BatchService/Commit"]] == [0]
 
 
@@ -148,7 +148,7 @@ def test_a_deleted_run_has_no_past(fake: FakeService, do: Do) -> None:
         "BatchService/Commit", batches_pb2.CommitResponse(revision=12, revision_proof="of 12", committed_steps=1)
     )
     fake.answer("RunService/DeleteRun", StoreUnavailable("unix:s", "loading"), UnknownRun("r"))
-    do("commit", "r", epoch=1, through_step=0)
+    do("commit", "r", term=1, through_step=0)
     # The first try did it, its answer was lost.
     do("delete_run", "r")
     do("run", "r")
@@ -157,7 +157,7 @@ def test_a_deleted_run_has_no_past(fake: FakeService, do: Do) -> None:
     assert [request.run.seen_revision for request in fake.requests["RunService/GetRun"]] == [0]
     # Deleted and made anew by others, in between.
     fake.answer("RunService/CreateRun", runs_pb2.CreateRunResponse(revision=1, run=run, created=True))
-    do("commit", "r", epoch=1, through_step=0)
+    do("commit", "r", term=1, through_step=0)
     do("create_run", "r")
     do("run", "r")
     assert [request.run.seen_revision for request in fake.requests["RunService/GetRun"]][1:] == [0]
@@ -165,13 +165,13 @@ def test_a_deleted_run_has_no_past(fake: FakeService, do: Do) -> None:
 
 def test_a_publish_carries_its_manifest_and_commit(fake: FakeService, do: Do) -> None:
     reply = weights_pb2.PublishResponse(
-        revision=1, published=common_pb2.WeightVersion(epoch=2, version=3), committed_steps=6
+        revision=1, published=common_pb2.WeightVersion(term=2, version=3), committed_steps=6
     )
     fake.answer("WeightService/Publish", reply)
     manifest = FilesManifest("/w", (WeightFile("a", 1, b"x" * 32),))
-    done = do("publish", "r", epoch=2, version=3, manifest=manifest, commit_through=5)
+    done = do("publish", "r", term=2, version=3, manifest=manifest, commit_through=5)
     assert (done.version, done.committed_steps) == (WeightVersion(2, 3), 6)
-    do("publish", "r", epoch=2, version=3)
+    do("publish", "r", term=2, version=3)
     full, bare = fake.requests["WeightService/Publish"]
     assert full.manifest == manifest.to_wire()
     assert full.commit_through_step == 5
@@ -182,15 +182,15 @@ def test_a_publish_carries_its_manifest_and_commit(fake: FakeService, do: Do) ->
 def test_a_plan_is_announced_as_it_is(fake: FakeService, do: Do) -> None:
     fake.answer("WeightService/PlanCollective", weights_pb2.PlanCollectiveResponse(revision=4))
     plan = plan_of("e0", "e1")
-    do("plan_collective", "r", epoch=2, plan=plan)
+    do("plan_collective", "r", term=2, plan=plan)
     (request,) = fake.requests["WeightService/PlanCollective"]
-    assert (request.run.run_id, request.epoch, request.plan) == ("r", 2, plan.to_wire())
+    assert (request.run.run_id, request.term, request.plan) == ("r", 2, plan.to_wire())
 
 
 def test_a_pull_becomes_a_batch(fake: FakeService, do: Do) -> None:
     fake.answer("BatchService/PullBatch", pull_messages([arrays_for("a"), arrays_for("b")], step=4))
-    batch = do("pull", "r", epoch=2, step=4, rank=1, world_size=2, train_version=9)
+    batch = do("pull", "r", term=2, step=4, rank=1, world_size=2, train_version=9)
     assert [group.task_id for group in batch.groups] == ["a", "b"]
     (request,) = fake.requests["BatchService/PullBatch"]
-    assert (request.epoch, request.step, request.rank, request.world_size) == (2, 4, 1, 2)
+    assert (request.term, request.step, request.rank, request.world_size) == (2, 4, 1, 2)
     assert request.train_version == 9

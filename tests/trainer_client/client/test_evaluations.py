@@ -56,7 +56,7 @@ def test_a_session_evaluates_beside_its_training(
         PushingWorker(service.address, run_id),
     ):
         with session.evaluate(TASKS) as evaluation:
-            assert evaluation.version == WeightVersion(session.epoch, 0)
+            assert evaluation.version == WeightVersion(session.term, 0)
             working = worker.work(5, loaded=_wire(evaluation.version))
             for batch in session:
                 trained += [group.task_id for group in batch.groups]
@@ -82,7 +82,7 @@ def test_groups_come_while_others_are_still_being_made(
     client: BufferClient, run_id: str, worker: EvaluatingWorker
 ) -> None:
     client.create_run(run_id, Policy(batch_groups=1))
-    evaluation = client.evaluate(run_id, TASKS[:2], epoch=1, eval_id="mine")
+    evaluation = client.evaluate(run_id, TASKS[:2], term=1, eval_id="mine")
     first, second = worker.lease(2).leases
     worker.finish(second)
     groups = evaluation.groups(20)
@@ -93,7 +93,7 @@ def test_groups_come_while_others_are_still_being_made(
 
 def test_a_wait_says_on_whom_and_gives_up_at_its_deadline(client: BufferClient, run_id: str) -> None:
     client.create_run(run_id, Policy(batch_groups=1))
-    evaluation = client.evaluate(run_id, TASKS[:1], epoch=1)
+    evaluation = client.evaluate(run_id, TASKS[:1], term=1)
     notices: list[Waiting] = []
     with pytest.raises(EvaluationNotReady, match=r"weights 1\.0 loaded"):
         evaluation.wait(0.2, on_wait=notices.append)
@@ -107,7 +107,7 @@ def test_a_wait_says_on_whom_and_gives_up_at_its_deadline(client: BufferClient, 
 
 def test_failed_tasks_have_no_group_and_say_why(client: BufferClient, run_id: str, worker: EvaluatingWorker) -> None:
     client.create_run(run_id, Policy(batch_groups=1, retry_backoff_ms=1))
-    evaluation = client.evaluate(run_id, TASKS[:2], epoch=1)
+    evaluation = client.evaluate(run_id, TASKS[:2], term=1)
     worker.finish(worker.lease(1).leases[0])
     for attempt in range(5):
         worker.hand_back(worker.lease(1, wait_ms=10_000).leases[0], f"broken {attempt}")
@@ -125,7 +125,7 @@ def test_the_asyncio_client_evaluates(
     async def evaluate() -> list[str]:
         async with (
             AsyncBufferClient(service.address, ClientOptions(timeout_s=20)) as aio,
-            await aio.evaluate(run_id, TASKS, epoch=1, eval_id="aio") as evaluation,
+            await aio.evaluate(run_id, TASKS, term=1, eval_id="aio") as evaluation,
         ):
             worker.work(5)
             assert (await evaluation.wait(20)).done
@@ -137,4 +137,4 @@ def test_the_asyncio_client_evaluates(
 
 
 def _wire(version: WeightVersion) -> common_pb2.WeightVersion:
-    return common_pb2.WeightVersion(epoch=version.epoch, version=version.version)
+    return common_pb2.WeightVersion(term=version.term, version=version.version)

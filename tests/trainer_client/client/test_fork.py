@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from buffer_wire.errors import StaleEpoch
+from buffer_wire.errors import StaleTerm
 from tests.support.push import Pusher, arrays_for
 from tests.support.service import ServiceProcess
 from trainer_client import AsyncBufferClient, BufferClient, ClientOptions, Policy, SessionOptions
@@ -81,7 +81,7 @@ def busy(client: BufferClient, run_id: str) -> Iterator[list[int]]:
             failures.append(error)
 
     def pull() -> None:
-        client.pull(run_id, epoch=1, step=0, timeout_s=60)
+        client.pull(run_id, term=1, step=0, timeout_s=60)
         over.wait(60)
 
     threads = [threading.Thread(target=work, args=(call,)) for call in (pull, lambda: client.run(run_id))]
@@ -103,10 +103,10 @@ def test_a_child_goes_on_with_the_client_that_it_inherits(client: BufferClient, 
     client.create_run(run_id, POLICY)
     with Pusher(client.target, run_id) as pusher:
         pusher.push(arrays_for("a"), arrays_for("b"))
-    assert in_child(lambda: client.pull(run_id, epoch=1, step=0, timeout_s=10).groups[0].task_id) == "a"
+    assert in_child(lambda: client.pull(run_id, term=1, step=0, timeout_s=10).groups[0].task_id) == "a"
     # The parent's connections are its own still, and the child's calls were real.
     assert client.run(run_id).next_step == 1
-    assert client.pull(run_id, epoch=1, step=1, timeout_s=10).groups[0].task_id == "b"
+    assert client.pull(run_id, term=1, step=1, timeout_s=10).groups[0].task_id == "b"
 
 
 def test_children_are_born_whole_while_other_threads_call_the_service(client: BufferClient, run_id: str) -> None:
@@ -114,7 +114,7 @@ def test_children_are_born_whole_while_other_threads_call_the_service(client: Bu
     client.create_run(run_id, POLICY)
     with busy(client, run_id) as answers:
         for _ in range(12):
-            assert in_child(lambda: client.run(run_id).epoch) == "1"
+            assert in_child(lambda: client.run(run_id).term) == "1"
         before = answers[0]
         client.run(run_id)
         assert in_child(lambda: client.runs().count(run_id)) == "1"
@@ -142,7 +142,7 @@ with BufferClient(address, ClientOptions(timeout_s=20)) as client:
     os.register_at_fork(before=forking.set)
 
     def pulled():
-        return client.pull(run_id, epoch=1, step=0, timeout_s=20).groups[0].task_id
+        return client.pull(run_id, term=1, step=0, timeout_s=20).groups[0].task_id
 
     puller = threading.Thread(target=pulled)
     puller.start()
@@ -172,13 +172,13 @@ def test_a_childs_child_and_a_child_that_closes_leave_the_others_connected(clien
     client.create_run(run_id, POLICY)
 
     def grandchild() -> str:
-        mine = client.run(run_id).epoch
-        theirs = in_child(lambda: client.run(run_id).epoch)
+        mine = client.run(run_id).term
+        theirs = in_child(lambda: client.run(run_id).term)
         client.close()
         return f"{mine} {theirs}"
 
     assert in_child(grandchild) == "1 1"
-    assert client.run(run_id).epoch == 1
+    assert client.run(run_id).term == 1
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -188,7 +188,7 @@ def test_a_process_of_multiprocessing_makes_a_client_of_its_own(
     client.create_run(run_id, POLICY)
     context: Any = multiprocessing.get_context(method)
     answers = context.SimpleQueue()
-    process = context.Process(target=_epoch_of, args=(service.address, run_id, answers), daemon=True)
+    process = context.Process(target=_term_of, args=(service.address, run_id, answers), daemon=True)
     process.start()
     process.join(60)
     if process.is_alive():
@@ -198,9 +198,9 @@ def test_a_process_of_multiprocessing_makes_a_client_of_its_own(
     assert answers.get() == 1
 
 
-def _epoch_of(address: str, run_id: str, answers: "multiprocessing.SimpleQueue[int]") -> None:
+def _term_of(address: str, run_id: str, answers: "multiprocessing.SimpleQueue[int]") -> None:
     with BufferClient(address, QUICK) as mine:
-        answers.put(mine.run(run_id).epoch)
+        answers.put(mine.run(run_id).term)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -213,7 +213,7 @@ def test_a_session_is_refused_in_a_child(client: BufferClient, run_id: str, pref
         assert next(session).step == 0
         for use in (
             lambda: next(session),
-            lambda: next(session.rounds()),
+            lambda: next(session.micro_batches()),
             session.publish,
             session.commit,
             session.checkpoint,
@@ -234,7 +234,7 @@ def test_an_asyncio_client_is_refused_in_a_child_and_makes_it_unfit(client: Buff
 
     async def story() -> tuple[str, str]:
         async with AsyncBufferClient(client.target, QUICK) as other:
-            assert (await other.run(run_id)).epoch == 1
+            assert (await other.run(run_id)).term == 1
 
             def in_a_loop() -> object:
                 asyncio._set_running_loop(None)
@@ -254,7 +254,7 @@ def test_an_asyncio_client_is_refused_in_a_child_and_makes_it_unfit(client: Buff
     assert "AsyncBufferClient" in blocking
     assert "'spawn' or 'forkserver'" in blocking
     # Closed, it stands in no child's way.
-    assert in_child(lambda: client.run(run_id).epoch) == "1"
+    assert in_child(lambda: client.run(run_id).term) == "1"
 
 
 def test_a_call_that_does_not_end_holds_a_fork_up_for_a_while_only(
@@ -266,7 +266,7 @@ def test_a_call_that_does_not_end_holds_a_fork_up_for_a_while_only(
         told = in_child(lambda: client.run(run_id))
     assert told.startswith("UsedAfterFork")
     assert "still inside a call after 0.1 s" in told
-    assert client.run(run_id).epoch == 1
+    assert client.run(run_id).term == 1
 
 
 def test_a_waiting_pull_is_taken_up_again_after_a_fork(client: BufferClient, run_id: str) -> None:
@@ -274,7 +274,7 @@ def test_a_waiting_pull_is_taken_up_again_after_a_fork(client: BufferClient, run
     got: list[str] = []
 
     def pull() -> None:
-        got.append(client.pull(run_id, epoch=1, step=0, timeout_s=60).groups[0].task_id)
+        got.append(client.pull(run_id, term=1, step=0, timeout_s=60).groups[0].task_id)
 
     thread = threading.Thread(target=pull)
     thread.start()
@@ -286,12 +286,12 @@ def test_a_waiting_pull_is_taken_up_again_after_a_fork(client: BufferClient, run
     assert got == ["late"]
 
 
-def test_a_new_epoch_taken_in_a_child_fences_the_parent(client: BufferClient, run_id: str) -> None:
+def test_a_new_term_taken_in_a_child_fences_the_parent(client: BufferClient, run_id: str) -> None:
     """A child is a trainer like any other."""
     client.create_run(run_id, POLICY)
     with client.session(run_id) as session:
-        assert in_child(lambda: client.resume(run_id).epoch) == str(session.epoch + 1)
-        with pytest.raises(StaleEpoch):
+        assert in_child(lambda: client.resume(run_id).term) == str(session.term + 1)
+        with pytest.raises(StaleTerm):
             session.publish()
 
 
@@ -345,12 +345,12 @@ def test_a_stream_that_waits_for_its_next_message_is_cancelled_for_a_fork(client
     stream = Stream()
     messages = CALLS.messages(stream)
     assert next(messages) == "first"
-    assert in_child(lambda: client.run(run_id).epoch) == "1"
+    assert in_child(lambda: client.run(run_id).term) == "1"
     assert not stream.cancelled.is_set()
     thread = threading.Thread(target=lambda: list(messages))
     thread.start()
     assert stream.waited_for.wait(10)
-    assert in_child(lambda: client.run(run_id).epoch) == "1"
+    assert in_child(lambda: client.run(run_id).term) == "1"
     thread.join(10)
     assert stream.cancelled.is_set()
     assert not thread.is_alive()

@@ -11,13 +11,13 @@ from buffer_wire.errors import (
     FailureBudgetExceeded,
     InvalidField,
     RunPaused,
-    StaleEpoch,
+    StaleTerm,
     StoreRolledBack,
 )
 from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.stand_ins import Shelf, batch_of
 from trainer_client.client.pulling import PullLoop
-from trainer_client.rounds import Place
+from trainer_client.micro_batches import PullKey
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.prefetch import Prefetcher
 from trainer_client.session.puller import Puller, PullSource
@@ -38,10 +38,10 @@ class Rig:
         timeout_s: float = 10,
         max_bytes: int = 1 << 30,
         per_publish: int = 1,
-        rounds: int = 1,
+        micro_batches: int = 1,
     ) -> None:
-        self.shelf = Shelf(rounds=rounds)
-        self.place = Place(0)
+        self.shelf = Shelf(micro_batches=micro_batches)
+        self.pull_key = PullKey(0)
         self.clock = TrainClock(version=0, next_step=0, batches_per_publish=per_publish)
         self.ended = False
         self.waits: list[Waiting] = []
@@ -76,12 +76,12 @@ class Rig:
             raise self.background
 
     def next(self) -> int | None:
-        """Take the next round as the session does; its step."""
+        """Take the next micro-batch as the session does; its step."""
         self.clock.train()
-        batch = self.puller.take(self.place)
+        batch = self.puller.take(self.pull_key)
         if batch is None:
             return None
-        self.place = Place.after(batch)
+        self.pull_key = PullKey.after(batch)
         if batch.final:
             self.clock.hand_out(batch.step)
         return batch.step
@@ -132,19 +132,19 @@ def test_no_more_is_pulled_ahead_than_asked_for(rigs: list[Rig]) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_rounds_come_in_order_and_the_first_says_which_version_trains(rigs: list[Rig], prefetch: int) -> None:
-    rigs.append(Rig(prefetch, rounds=3))
+def test_micro_batches_come_in_order_and_the_first_says_which_version_trains(rigs: list[Rig], prefetch: int) -> None:
+    rigs.append(Rig(prefetch, micro_batches=3))
     rig = rigs[0]
     for step in range(4):
         assert [rig.next() for _ in range(3)] == [step] * 3
         rig.publish()
-    assert rig.shelf.given[:12] == [Place(step, round_) for step in range(4) for round_ in range(3)]
+    assert rig.shelf.given[:12] == [PullKey(step, micro_batch) for step in range(4) for micro_batch in range(3)]
     assert rig.shelf.pulls[:4] == [(step, step) for step in range(4)]
-    assert {version for place, version in rig.shelf.attempts if place.round} == {None}
+    assert {version for pull_key, version in rig.shelf.attempts if pull_key.micro_batch} == {None}
 
 
-def test_rounds_of_the_step_in_hand_are_no_batches_ahead(rigs: list[Rig]) -> None:
-    rigs.append(Rig(prefetch=1, rounds=4))
+def test_micro_batches_of_the_step_in_hand_are_no_batches_ahead(rigs: list[Rig]) -> None:
+    rigs.append(Rig(prefetch=1, micro_batches=4))
     rig = rigs[0]
     assert rig.next() == 0
     # The rest of step 0 and all of step 1; step 2 would be one too many.
@@ -157,9 +157,9 @@ def test_rounds_of_the_step_in_hand_are_no_batches_ahead(rigs: list[Rig]) -> Non
     rig.shelf.wait_for_pulls(12)
 
 
-def test_rounds_ahead_are_bounded_by_their_bytes(rigs: list[Rig]) -> None:
+def test_micro_batches_ahead_are_bounded_by_their_bytes(rigs: list[Rig]) -> None:
     size = batch_of(0).received_bytes
-    rigs.append(Rig(prefetch=4, max_bytes=round(3.5 * size), rounds=4))
+    rigs.append(Rig(prefetch=4, max_bytes=round(3.5 * size), micro_batches=4))
     rig = rigs[0]
     assert rig.next() == 0
     rig.shelf.wait_for_pulls(4)
@@ -168,10 +168,10 @@ def test_rounds_ahead_are_bounded_by_their_bytes(rigs: list[Rig]) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_a_step_that_cannot_be_filled_ends_the_rounds(rigs: list[Rig], prefetch: int) -> None:
-    rigs.append(Rig(prefetch, rounds=3))
+def test_a_step_that_cannot_be_filled_ends_the_micro_batches(rigs: list[Rig], prefetch: int) -> None:
+    rigs.append(Rig(prefetch, micro_batches=3))
     rig = rigs[0]
-    rig.shelf.ready, rig.shelf.pending, rig.ended = Place(1, 1), 0, True
+    rig.shelf.ready, rig.shelf.pending, rig.ended = PullKey(1, 1), 0, True
     assert [rig.next() for _ in range(5)] == [0, 0, 0, 1, None]
 
 
@@ -227,7 +227,7 @@ def test_a_version_that_is_too_low_is_asked_for_again(rig: Rig) -> None:
 
 
 def test_the_end_of_the_tasks_ends_the_steps(rig: Rig) -> None:
-    rig.shelf.ready, rig.shelf.pending = Place(2), 0
+    rig.shelf.ready, rig.shelf.pending = PullKey(2), 0
     rig.ended = True
     assert [rig.next(), rig.next(), rig.next(), rig.next()] == [0, 1, None, None]
 
@@ -235,7 +235,7 @@ def test_the_end_of_the_tasks_ends_the_steps(rig: Rig) -> None:
 def test_tasks_still_at_work_are_waited_for(rigs: list[Rig]) -> None:
     rigs.append(Rig(timeout_s=0.1))
     rig = rigs[0]
-    rig.shelf.ready, rig.shelf.pending, rig.ended = Place(0), 1, True
+    rig.shelf.ready, rig.shelf.pending, rig.ended = PullKey(0), 1, True
     with pytest.raises(BatchNotReady):
         rig.next()
 
@@ -244,18 +244,18 @@ def test_tasks_still_at_work_are_waited_for(rigs: list[Rig]) -> None:
 def test_a_trainer_that_waits_too_long_hears_on_whom(rigs: list[Rig], prefetch: int) -> None:
     rigs.append(Rig(prefetch, timeout_s=0.3))
     rig = rigs[0]
-    rig.shelf.ready = Place(1)
+    rig.shelf.ready = PullKey(1)
     assert rig.next() == 0
     with pytest.raises(BatchNotReady) as raised:
         rig.next()
     assert raised.value.attributes["waits_on"] == "the workers"
-    rig.shelf.ready = Place(5)
+    rig.shelf.ready = PullKey(5)
     assert rig.next() == 1
 
 
 def test_a_trainer_that_waits_is_told_on_whom(rigs: list[Rig]) -> None:
     rigs.append(Rig(timeout_s=0.3))
-    rigs[0].shelf.ready = Place(0)
+    rigs[0].shelf.ready = PullKey(0)
     with pytest.raises(BatchNotReady):
         rigs[0].next()
     assert {(waiting.doing, waiting.on) for waiting in rigs[0].waits} == {("pulling step 0", "the workers")}
@@ -278,7 +278,7 @@ def test_a_service_that_is_away_for_longer_than_one_try_is_waited_for(rigs: list
 
 @pytest.mark.parametrize(
     "error",
-    [StaleEpoch(1, 2), FailureBudgetExceeded(3, 2, "boom"), StoreRolledBack("r", 9, 3)],
+    [StaleTerm(1, 2), FailureBudgetExceeded(3, 2, "boom"), StoreRolledBack("r", 9, 3)],
     ids=lambda e: e.reason,
 )
 def test_errors_that_nothing_cures_end_the_loop(rig: Rig, error: Exception) -> None:
@@ -329,7 +329,7 @@ def test_what_broke_the_prefetching_itself_is_raised_every_time(rigs: list[Rig])
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_what_goes_wrong_elsewhere_ends_a_wait(rigs: list[Rig], prefetch: int) -> None:
     rigs.append(Rig(prefetch))
-    rigs[0].shelf.ready = Place(0)
+    rigs[0].shelf.ready = PullKey(0)
     rigs[0].background = OSError("the feeder died")
     with pytest.raises(OSError, match="the feeder died"):
         rigs[0].next()
@@ -340,16 +340,16 @@ def test_a_batch_that_is_there_is_given_before_a_later_error(rigs: list[Rig]) ->
     rig = rigs[0]
     assert isinstance(rig.puller, Prefetcher)
     rig.shelf.wait_for_pulls(1)
-    rig.shelf.failure = StaleEpoch(1, 2)
+    rig.shelf.failure = StaleTerm(1, 2)
     assert rig.next() == 0
-    with pytest.raises(StaleEpoch) as raised:
+    with pytest.raises(StaleTerm) as raised:
         rig.next()
     assert "raised while prefetching step 1" in raised.value.__notes__
 
 
 def test_stopping_ends_a_wait_in_the_background(rigs: list[Rig]) -> None:
     rigs.append(Rig(prefetch=1))
-    rigs[0].shelf.ready = Place(0)
+    rigs[0].shelf.ready = PullKey(0)
     puller = rigs[0].puller
     assert isinstance(puller, Prefetcher)
     puller.stop()

@@ -12,7 +12,7 @@ from buffer_wire.errors import (
     InvalidField,
     NotReady,
     PendingFull,
-    StaleEpoch,
+    StaleTerm,
     StoreUnavailable,
     UnknownRun,
 )
@@ -40,13 +40,13 @@ def not_ready(step: int = 0) -> BatchNotReady:
 
 @pytest.mark.parametrize(
     "error",
-    [StaleEpoch(1, 2), UnknownRun("r"), InvalidField("through_step", 3, "assembled")],
+    [StaleTerm(1, 2), UnknownRun("r"), InvalidField("through_step", 3, "assembled")],
     ids=lambda error: error.reason,
 )
 def test_errors_of_the_service_are_raised_again_at_once(fake: FakeService, do: Do, error: Any) -> None:
     fake.answer("BatchService/Commit", error)
     with pytest.raises(type(error)) as raised:
-        do("commit", "r", epoch=1, through_step=3)
+        do("commit", "r", term=1, through_step=3)
     assert raised.value.attributes == error.attributes
     assert raised.value.message == error.message
     assert len(fake.requests["BatchService/Commit"]) == 1
@@ -59,18 +59,18 @@ def test_retryable_errors_are_repeated_until_they_are_cured(fake: FakeService, d
         StoreUnavailable("unix:s", "loading"),
         batches_pb2.CommitResponse(revision=1, committed_steps=4),
     )
-    assert do("commit", "r", epoch=1, through_step=3) == 4
+    assert do("commit", "r", term=1, through_step=3) == 4
     assert len(fake.requests["BatchService/Commit"]) == 3
 
 
 def test_repeats_carry_the_same_identity(fake: FakeService, do: Do) -> None:
     down = StoreUnavailable("unix:s", "loading")
-    fake.answer("BatchService/Resume", down, batches_pb2.ResumeResponse(revision=1, epoch=3, next_step=2, version=5))
+    fake.answer("BatchService/Resume", down, batches_pb2.ResumeResponse(revision=1, term=3, next_step=2, version=5))
     fake.answer("TaskService/SubmitTasks", down, tasks_pb2.SubmitTasksResponse(revision=2, cursor=1))
     resumed = do("resume", "r", mode="requeue")
-    do("submit_tasks", "r", Submission(epoch=3, expected_cursor=0, cursor=1, tasks=[TASK]))
-    do("submit_tasks", "r", Submission(epoch=3, expected_cursor=1, cursor=2, tasks=[TASK]))
-    assert (resumed.epoch, resumed.next_step, resumed.version) == (3, 2, 5)
+    do("submit_tasks", "r", Submission(term=3, expected_cursor=0, cursor=1, tasks=[TASK]))
+    do("submit_tasks", "r", Submission(term=3, expected_cursor=1, cursor=2, tasks=[TASK]))
+    assert (resumed.term, resumed.next_step, resumed.version) == (3, 2, 5)
     first, again = fake.requests["BatchService/Resume"]
     assert first.request_id == again.request_id != ""
     assert not first.HasField("next_step")
@@ -82,7 +82,7 @@ def test_repeats_carry_the_same_identity(fake: FakeService, do: Do) -> None:
 def test_a_pull_waits_for_a_batch_and_says_on_whom(fake: FakeService, do: Do) -> None:
     fake.answer("BatchService/PullBatch", not_ready(), not_ready(), pull_messages([arrays_for("a")]))
     waits: list[Waiting] = []
-    batch = do("pull", "r", epoch=1, step=0, on_wait=waits.append)
+    batch = do("pull", "r", term=1, step=0, on_wait=waits.append)
     assert len(batch.groups) == 1
     assert [(waiting.doing, waiting.on) for waiting in waits] == [("pulling step 0", "the workers")] * 2
     assert not fake.requests["BatchService/PullBatch"][0].HasField("train_version")
@@ -91,7 +91,7 @@ def test_a_pull_waits_for_a_batch_and_says_on_whom(fake: FakeService, do: Do) ->
 def test_a_pull_whose_deadline_passes_raises_what_is_short(fake: FakeService, do: Do) -> None:
     fake.answer("BatchService/PullBatch", not_ready())
     with pytest.raises(BatchNotReady, match="1 of 4 groups") as raised:
-        do("pull", "r", epoch=1, step=0, timeout_s=0.3)
+        do("pull", "r", term=1, step=0, timeout_s=0.3)
     assert raised.value.attributes["waits_on"] == "the workers"
     waits_ms = [request.wait_ms for request in fake.requests["BatchService/PullBatch"]]
     assert len(waits_ms) > 1
@@ -101,7 +101,7 @@ def test_a_pull_whose_deadline_passes_raises_what_is_short(fake: FakeService, do
 def test_a_pull_that_must_not_wait_asks_once(fake: FakeService, do: Do) -> None:
     fake.answer("BatchService/PullBatch", not_ready())
     with pytest.raises(BatchNotReady):
-        do("pull", "r", epoch=1, step=0, timeout_s=0)
+        do("pull", "r", term=1, step=0, timeout_s=0)
     (request,) = fake.requests["BatchService/PullBatch"]
     assert request.wait_ms == 0
 
@@ -112,7 +112,7 @@ def test_a_caller_can_end_a_wait(fake: FakeService, do: Do) -> None:
 
     fake.answer("BatchService/PullBatch", not_ready())
     with pytest.raises(KeyError, match="enough"):
-        do("pull", "r", epoch=1, step=0, on_wait=end)
+        do("pull", "r", term=1, step=0, on_wait=end)
 
 
 def test_a_stream_cut_in_the_middle_is_pulled_again(fake: FakeService, do: Do) -> None:
@@ -124,7 +124,7 @@ def test_a_stream_cut_in_the_middle_is_pulled_again(fake: FakeService, do: Do) -
         context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
 
     fake.answer("BatchService/PullBatch", cut, messages[:-1], messages)
-    batch = do("pull", "r", epoch=1, step=0)
+    batch = do("pull", "r", term=1, step=0)
     assert [group.task_id for group in batch.groups] == ["t0", "t1", "t2", "t3"]
     assert len(fake.requests["BatchService/PullBatch"]) == 3
 
@@ -134,13 +134,13 @@ def test_a_server_that_cancels_its_calls_is_asked_again(fake: FakeService, do: D
         context.abort(grpc.StatusCode.CANCELLED, "shutting down")
 
     fake.answer("BatchService/PullBatch", cancel, pull_messages([arrays_for("a")]))
-    assert len(do("pull", "r", epoch=1, step=0).groups) == 1
+    assert len(do("pull", "r", term=1, step=0).groups) == 1
 
 
 def test_a_full_run_is_named_when_a_submit_gives_up(fake: FakeService, do: Do) -> None:
     fake.answer("TaskService/SubmitTasks", PendingFull(10, 10))
     waits: list[Waiting] = []
-    submission = Submission(epoch=1, expected_cursor=0, cursor=1, tasks=[TASK])
+    submission = Submission(term=1, expected_cursor=0, cursor=1, tasks=[TASK])
     with pytest.raises(PendingFull) as raised:
         do("submit_tasks", "r", submission, timeout_s=0.3, on_wait=waits.append)
     assert raised.value.attributes == {"pending": "10", "limit": "10"}
@@ -148,17 +148,17 @@ def test_a_full_run_is_named_when_a_submit_gives_up(fake: FakeService, do: Do) -
     assert waits[0].doing == "submitting 1 tasks"
 
 
-def engine(name: str, state: int, epoch: int, version: int, error: str = "") -> weights_pb2.EngineReport:
+def engine(name: str, state: int, term: int, version: int, error: str = "") -> weights_pb2.EngineReport:
     return weights_pb2.EngineReport(
         engine_id=name,
         state=state,  # type: ignore[arg-type]
-        loaded=common_pb2.WeightVersion(epoch=epoch, version=version),
+        loaded=common_pb2.WeightVersion(term=term, version=version),
         last_error=error,
     )
 
 
 def run_with(*engines: weights_pb2.EngineReport) -> runs_pb2.GetRunResponse:
-    return runs_pb2.GetRunResponse(revision=1, run=runs_pb2.Run(run_id="r", epoch=2, engines=engines))
+    return runs_pb2.GetRunResponse(revision=1, run=runs_pb2.Run(run_id="r", term=2, engines=engines))
 
 
 READY, LOADING = weights_pb2.ENGINE_STATE_READY, weights_pb2.ENGINE_STATE_LOADING
@@ -168,7 +168,7 @@ def test_waiting_for_engines_ends_when_enough_have_loaded(fake: FakeService, do:
     fake.answer(
         "RunService/GetRun",
         run_with(),
-        # A higher version of the epoch before is another timeline's.
+        # A higher version of the term before is another timeline's.
         run_with(engine("a", READY, 1, 9), engine("b", READY, 2, 3)),
         run_with(engine("a", LOADING, 2, 3), engine("b", READY, 2, 3)),
         run_with(engine("a", READY, 2, 4), engine("b", READY, 2, 3)),
@@ -212,7 +212,7 @@ def test_a_service_that_comes_back_is_found_again(fake: FakeService) -> None:
     fake.answer("BatchService/PullBatch", hold)
     pulled: list[Any] = []
     with BufferClient(fake.target, OPTIONS) as client:
-        thread = threading.Thread(target=lambda: pulled.append(client.pull("r", epoch=1, step=0)))
+        thread = threading.Thread(target=lambda: pulled.append(client.pull("r", term=1, step=0)))
         thread.start()
         assert entered.wait(10)
         fake.stop()

@@ -62,7 +62,7 @@ def test_the_loop_goes_on_and_trains_on_every_group_once(tmp_path: Path, prefetc
                     killer.strike()
                 session.publish()
             assert session.next_step == STEPS
-            assert session.start.epoch == session.state().epoch
+            assert session.start.term == session.state().term
         killer.join()
         run = client.run("r")
     assert len(trained) == len(set(trained)) == STEPS * BATCH
@@ -74,7 +74,7 @@ def test_the_loop_goes_on_and_trains_on_every_group_once(tmp_path: Path, prefetc
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_rounds_go_on_over_a_service_that_is_killed_within_a_step(tmp_path: Path, prefetch: int) -> None:
+def test_micro_batches_go_on_over_a_service_that_is_killed_within_a_step(tmp_path: Path, prefetch: int) -> None:
     policy = Policy(
         batch_groups=BATCH,
         micro_batch_groups=1,
@@ -94,10 +94,10 @@ def test_rounds_go_on_over_a_service_that_is_killed_within_a_step(tmp_path: Path
             PushingWorker(service.address, "r", patience_s=90),
             client.session("r", policy=policy, tasks=tasks(), prefetch=prefetch, options=options) as session,
         ):
-            for micro in session.rounds():
-                places.append((micro.step, micro.round, micro.final))
+            for micro in session.micro_batches():
+                places.append((micro.step, micro.micro_batch, micro.final))
                 trained += [group.task_id for group in micro.groups]
-                if micro.step in (5, 12) and micro.round == 1:
+                if micro.step in (5, 12) and micro.micro_batch == 1:
                     killer.join()
                     killer.strike()
                 if micro.final:
@@ -105,7 +105,9 @@ def test_rounds_go_on_over_a_service_that_is_killed_within_a_step(tmp_path: Path
                     session.publish()
         killer.join()
         run = client.run("r")
-    assert places == [(step, round_, round_ == BATCH - 1) for step in range(STEPS) for round_ in range(BATCH)]
+    assert places == [
+        (step, micro_batch, micro_batch == BATCH - 1) for step in range(STEPS) for micro_batch in range(BATCH)
+    ]
     assert len(trained) == len(set(trained)) == STEPS * BATCH
     assert run.ledger.balanced
     assert (run.ledger.groups.trained.groups, run.committed_steps) == (STEPS * BATCH, STEPS)

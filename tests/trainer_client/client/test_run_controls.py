@@ -45,7 +45,7 @@ def test_a_held_run_gives_no_batches_until_it_is_continued(
         client.pause_run(run_id)
         assert session.state().paused == "operator"
         # What is assembled is still there for whoever asks again, and progress is made.
-        assert ids(client.pull(run_id, epoch=session.epoch, step=0, timeout_s=5)) == ["t0", "t1"]
+        assert ids(client.pull(run_id, term=session.term, step=0, timeout_s=5)) == ["t0", "t1"]
         session.publish()
         assert ids(next(session)) == ["t2", "t3"]
         assert len(waits) == 3
@@ -108,7 +108,7 @@ def test_a_deleted_run_is_gone_and_its_name_is_free(service: ServiceProcess, cli
     with client.session(run_id, policy=BLOCKING, tasks=tasks(2), options=QUICK) as session:
         with PushingWorker(service.address, run_id):
             assert len(next(session).groups) == 2
-        assert (session.epoch, session.state().paused) == (2, "")
+        assert (session.term, session.state().paused) == (2, "")
 
 
 def test_a_curriculum_changes_what_is_trained_next(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
@@ -169,11 +169,11 @@ def test_the_asyncio_client_controls_runs_too(service: ServiceProcess, run_id: s
             await client.pause_run(run_id)
             assert (await client.run(run_id)).paused == "operator"
             with pytest.raises(RunPaused):
-                await client.pull(run_id, epoch=1, step=0, timeout_s=0.2)
+                await client.pull(run_id, term=1, step=0, timeout_s=0.2)
             await client.continue_run(run_id)
             await client.drain_run(run_id)
             with pytest.raises(RunPaused) as raised:
-                await client.pull(run_id, epoch=1, step=0, timeout_s=5)
+                await client.pull(run_id, term=1, step=0, timeout_s=5)
             assert raised.value.attributes["why"] == "drained"
             assert (await client.update_policy(run_id, order="lifo")).order == "lifo"
             await client.delete_run(run_id)

@@ -110,7 +110,7 @@ def test_whoever_has_not_reported_since_is_unheard() -> None:
 
 def test_a_plan_travels_as_it_is() -> None:
     wire = plan_of("a", "b").to_wire()
-    assert (wire.version.epoch, wire.version.version) == (2, 7)
+    assert (wire.version.term, wire.version.version) == (2, 7)
     assert (wire.phase, wire.membership, wire.world_size) == (weights_pb2.PLAN_PHASE_PREPARE, 4, 3)
     assert [(member.engine_id, member.rank) for member in wire.members] == [("a", 1), ("b", 2)]
     assert [(spec.name, spec.dtype, list(spec.shape)) for spec in wire.tensors] == [("w", "bfloat16", [2, 3])]

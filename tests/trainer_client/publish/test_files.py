@@ -25,9 +25,9 @@ def save(files: dict[str, bytes], directory: Path) -> None:
         path.write_bytes(content)
 
 
-def write(publisher: FilesPublisher, version: int, content: bytes | None = None, epoch: int = 1) -> FilesManifest:
+def write(publisher: FilesPublisher, version: int, content: bytes | None = None, term: int = 1) -> FilesManifest:
     files = weights(content or b"weights %d" % version)
-    return publisher.write(lambda directory: save(files, directory), epoch=epoch, version=version)
+    return publisher.write(lambda directory: save(files, directory), term=term, version=version)
 
 
 def on_disk(root: Path) -> list[str]:
@@ -51,7 +51,7 @@ def test_a_directory_is_copied_and_may_then_change(tmp_path: Path) -> None:
     source = tmp_path / "out"
     save(weights(b"first"), source)
     publisher = FilesPublisher(tmp_path / "w")
-    manifest = publisher.write(source, epoch=1, version=1)
+    manifest = publisher.write(source, term=1, version=1)
     (source / "model.safetensors").write_bytes(b"second")
     assert (Path(manifest.base_url) / "model.safetensors").read_bytes() == b"first"
 
@@ -82,7 +82,7 @@ def test_the_same_weights_again_are_the_same_manifest(tmp_path: Path) -> None:
     assert publisher.versions == [1]
     other = write(publisher, 1, b"other")
     assert other != write(publisher, 1, b"same")
-    assert write(publisher, 1, b"same", epoch=2).base_url != write(publisher, 1, b"same").base_url
+    assert write(publisher, 1, b"same", term=2).base_url != write(publisher, 1, b"same").base_url
 
 
 def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        publisher.write(fail, epoch=1, version=1)
+        publisher.write(fail, term=1, version=1)
     assert on_disk(tmp_path) == []
 
 
@@ -102,7 +102,7 @@ def test_no_files_are_refused_by_name(tmp_path: Path, source: str) -> None:
     (tmp_path / "empty").mkdir()
     publisher = FilesPublisher(tmp_path / "w")
     with pytest.raises(InvalidField) as raised:
-        publisher.write(tmp_path / source, epoch=1, version=1)
+        publisher.write(tmp_path / source, term=1, version=1)
     assert raised.value.attributes["field"] == "source"
     assert on_disk(tmp_path / "w") == []
 
@@ -129,7 +129,7 @@ def test_a_later_process_knows_what_it_finds(tmp_path: Path) -> None:
     later = FilesPublisher(tmp_path, keep=1)
     assert later.versions == [1, 2, 3, 4, 5]
     later.resumed(3)
-    later.published(write(later, 4, b"anew", epoch=2), committed_steps=4)
+    later.published(write(later, 4, b"anew", term=2), committed_steps=4)
     # What was published after step 3 is abandoned; what a resume could still be offered stays.
     assert sorted(later.versions) == [1, 2, 3, 4]
     later.checkpointed(4)

@@ -32,7 +32,7 @@ def manifest(publisher: FilesPublisher) -> FilesManifest:
         (directory / "sub").mkdir()
         (directory / "sub" / "c").write_bytes(b"deep")
 
-    return publisher.write(save, epoch=1, version=1)
+    return publisher.write(save, term=1, version=1)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_what_was_published_before_a_restart_is_found_after_it(tmp_path: Path) -
         (directory / "model").write_bytes(CONTENT)
 
     with FilesPublisher(tmp_path / "w", serve="http") as before:
-        manifest = before.write(save, epoch=1, version=1)
+        manifest = before.write(save, term=1, version=1)
     with FilesPublisher(tmp_path / "w", serve="http"):
         connection = HTTPConnection(urlsplit(manifest.base_url).netloc, timeout=10)
         response, body = ask(connection, f"{path_of(manifest)}/model")
@@ -75,7 +75,7 @@ def test_a_port_that_cannot_be_had_again_is_replaced_and_said(
         taken = other.getsockname()[1]
         (tmp_path / ".port").write_text(remembered or f"{taken}\n")
         with FilesPublisher(tmp_path, serve="http") as publisher:
-            manifest = publisher.write(lambda directory: (directory / "m").write_bytes(b"1"), epoch=1, version=1)
+            manifest = publisher.write(lambda directory: (directory / "m").write_bytes(b"1"), term=1, version=1)
     assert urlsplit(manifest.base_url).port not in {None, taken, 0}
     assert (tmp_path / ".port").read_text() == f"{urlsplit(manifest.base_url).port}\n"
     assert "until the next publish" in caplog.text
@@ -168,7 +168,7 @@ def test_a_version_that_went_is_not_served_any_more(
     publisher: FilesPublisher, manifest: FilesManifest, connection: HTTPConnection
 ) -> None:
     publisher.published(manifest, committed_steps=1)
-    newer = publisher.write(lambda directory: (directory / "x").write_bytes(b"x"), epoch=1, version=2)
+    newer = publisher.write(lambda directory: (directory / "x").write_bytes(b"x"), term=1, version=2)
     publisher.published(newer, committed_steps=2)
     publisher.checkpointed(2)
     assert ask(connection, path_of(manifest) + "/sub/c")[0].status == 404
@@ -184,7 +184,7 @@ def test_a_reader_that_goes_away_harms_nobody(manifest: FilesManifest, connectio
 
 def test_a_fixed_port_is_served_by_the_next_process(tmp_path: Path) -> None:
     with FilesPublisher(tmp_path, serve="http") as first:
-        manifest = first.write(lambda directory: (directory / "x").write_bytes(b"x"), epoch=1, version=1)
+        manifest = first.write(lambda directory: (directory / "x").write_bytes(b"x"), term=1, version=1)
         port = urlsplit(manifest.base_url).port
         assert port is not None
     with FilesPublisher(tmp_path, serve="http", port=port):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buffer_wire.errors import NotReplicated, StaleEpoch, VersionConflict
+from buffer_wire.errors import NotReplicated, StaleTerm, VersionConflict
 from rollout_buffer.v1 import runs_pb2, weights_pb2
 from tests.trainer_client.fake_service import FakeService
 from tests.trainer_client.streamed_run import StreamedRun
@@ -32,8 +32,8 @@ class Replicated(StreamedRun):
 
     def publish(self, request: weights_pb2.PublishRequest, context: Any) -> Any:
         manifest = request.manifest.SerializeToString()
-        if request.epoch != self.epoch:
-            return StaleEpoch(request.epoch, self.epoch)
+        if request.term != self.term:
+            return StaleTerm(request.term, self.term)
         if request.version <= self.published and (request.version, manifest) != (self.published, self.manifest):
             return VersionConflict(request.version, self.published)
         self.manifest = manifest
@@ -124,7 +124,7 @@ def test_version_of_another_trainer_is_not_taken_over(run: Replicated, client: B
         run.replica_away = True
         with pytest.raises(NotReplicated):
             session.publish(saved(tmp_path / "a", "a"))
-        run.epoch, run.published, run.replica_away = run.epoch + 1, 7, False
-        with pytest.raises(StaleEpoch):
+        run.term, run.published, run.replica_away = run.term + 1, 7, False
+        with pytest.raises(StaleTerm):
             session.publish(saved(tmp_path / "b", "b"))
         assert (session.version, run.published) == (0, 7)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from buffer_wire.errors import CursorConflict, InvalidField, PermissionDenied, StaleEpoch, StoreUnavailable
+from buffer_wire.errors import CursorConflict, InvalidField, PermissionDenied, StaleTerm, StoreUnavailable
 from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.stand_ins import Inbox
 from trainer_client import SamplingParams, Task
@@ -252,12 +252,12 @@ def test_a_cursor_that_somebody_else_moved_is_raised_however_often_it_is_tried()
 def test_a_newer_trainer_holds_the_feeding() -> None:
     class Fenced(Inbox):
         def submit(self, submission: Submission) -> Submitted:
-            raise StaleEpoch(submission.epoch, 2)
+            raise StaleTerm(submission.term, 2)
 
     feeder = feeder_of(map(task, itertools.count()), Fenced())
     feeder.start()
     wait_for_failure(feeder)
-    with pytest.raises(StaleEpoch):
+    with pytest.raises(StaleTerm):
         feeder.raise_if_failed()
     feeder.stop()
 

@@ -122,7 +122,7 @@ def documented() -> set[str]:
     return names
 
 
-def test_every_figure_is_documented_and_the_other_way_round(
+def test_every_figure_is_documented_and_the_other_way_micro_batch(
     service: ServiceProcess, client: BufferClient, run_id: str
 ) -> None:
     steps = Steps()
@@ -150,7 +150,7 @@ def test_drops_and_engines_are_shown(service: ServiceProcess, client: BufferClie
                 engine_id=engine_id,
                 worker_id="w",
                 state=weights_pb2.ENGINE_STATE_READY,
-                loaded=common_pb2.WeightVersion(epoch=session.epoch, version=version),
+                loaded=common_pb2.WeightVersion(term=session.term, version=version),
             )
             run = common_pb2.RunRef(run_id=run_id)
             stub.ReportEngine(weights_pb2.ReportEngineRequest(run=run, report=report), timeout=10)
@@ -180,12 +180,12 @@ def _until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_rounds_of_a_step_are_one_step(fake_client: tuple[FakeService, BufferClient]) -> None:
+def test_micro_batches_of_a_step_are_one_step(fake_client: tuple[FakeService, BufferClient]) -> None:
     fake, client = fake_client
     StreamedRun(fake, batch_groups=5, micro=2)
     steps, groups = Steps(), 0
     with client.session("r", options=SessionOptions(on_step=steps)) as session:
-        for micro in session.rounds():
+        for micro in session.micro_batches():
             groups += len(micro.groups)
             seen = session.metrics()
             assert (seen[P + "step"], seen[P + "shard_groups"]) == (micro.step, groups - 5 * micro.step)
@@ -196,7 +196,7 @@ def test_rounds_of_a_step_are_one_step(fake_client: tuple[FakeService, BufferCli
     # The third step was not complete.
     assert [step for step, _ in steps] == [0, 1]
     for _, metrics in steps:
-        assert (metrics[P + "rounds"], metrics[P + "groups"], metrics[P + "shard_groups"]) == (3, 5, 5)
+        assert (metrics[P + "micro_batches"], metrics[P + "groups"], metrics[P + "shard_groups"]) == (3, 5, 5)
         assert metrics[P + "shard_tokens"] == metrics[P + "tokens"]
 
 

@@ -56,7 +56,7 @@ def report(stub: weights_pb2_grpc.WeightServiceStub, run_id: str) -> Report:
             engine_id=engine_id,
             worker_id="w",
             state=state,  # type: ignore[arg-type]
-            loaded=common_pb2.WeightVersion(epoch=2, version=version),
+            loaded=common_pb2.WeightVersion(term=2, version=version),
             **fields,  # type: ignore[arg-type]
         )
         stub.ReportEngine(
@@ -99,10 +99,10 @@ def test_the_run_adds_up_the_trainers_time_and_what_engines_decoded(
 
 def test_what_is_said_without_a_session_counts_the_same(client: BufferClient, run_id: str) -> None:
     client.create_run(run_id, POLICY)
-    epoch = client.resume(run_id).epoch
-    client.publish(run_id, epoch=epoch, version=1, time_spent=TrainerTime(busy_ms=500, wait_ms=20))
-    client.publish(run_id, epoch=epoch, version=2)
-    client.publish(run_id, epoch=epoch, version=3, time_spent=TrainerTime(busy_ms=900, wait_ms=21))
+    term = client.resume(run_id).term
+    client.publish(run_id, term=term, version=1, time_spent=TrainerTime(busy_ms=500, wait_ms=20))
+    client.publish(run_id, term=term, version=2)
+    client.publish(run_id, term=term, version=3, time_spent=TrainerTime(busy_ms=900, wait_ms=21))
     statistics = client.run(run_id).statistics
     assert (statistics["trainer_busy_ms"], statistics["trainer_wait_ms"]) == (900, 21)
 
@@ -144,7 +144,7 @@ def test_a_quorum_that_means_nothing_is_refused(client: BufferClient, run_id: st
 
 def test_reports_show_groups_peers_and_silence(client: BufferClient, run_id: str, report: Report) -> None:
     client.create_run(run_id)
-    prepared = common_pb2.WeightVersion(epoch=1, version=4)
+    prepared = common_pb2.WeightVersion(term=1, version=4)
     report("e0", LOADING, 3, membership=2, prepared=prepared, weights_url="http://w0:7000")
     report("e1", READY, 3)
     first, second = client.run(run_id).engines
@@ -230,11 +230,11 @@ def test_sources_that_are_not_the_publishers_are_refused(client: BufferClient, r
 def test_a_plan_reaches_the_workers_until_its_version_is_published(
     client: BufferClient, stub: weights_pb2_grpc.WeightServiceStub, run_id: str
 ) -> None:
-    plan = plan_of("e0", "e1")  # of version 7 in epoch 2
+    plan = plan_of("e0", "e1")  # of version 7 in term 2
     with client.session(run_id, policy=POLICY) as session:
-        client.plan_collective(run_id, epoch=session.epoch, plan=plan)
+        client.plan_collective(run_id, term=session.term, plan=plan)
         assert watched(stub, run_id).plan == plan.to_wire()
         session.publish(CollectiveManifest(plan.membership), version=7)
         assert not watched(stub, run_id).HasField("plan")
         with pytest.raises(VersionConflict):
-            client.plan_collective(run_id, epoch=session.epoch, plan=plan)
+            client.plan_collective(run_id, term=session.term, plan=plan)

@@ -34,7 +34,7 @@ def engines() -> Iterator[Fleet]:
 
 @pytest.fixture
 def client(service: ServiceProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[BufferClient]:
-    monkeypatch.setattr(publishing, "LOOK_EVERY_S", 0.3)
+    monkeypatch.setattr(publishing, "POLL_EVERY_S", 0.3)
     with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
         yield made
 
@@ -126,21 +126,21 @@ def test_a_repetition_in_the_middle_of_a_step_changes_nothing_of_the_step(
         CollectivePublisher(timeout_s=20, keep_copy=True) as publisher,
         client.session(run_id, policy=policy, tasks=tasks(40), publisher=publisher) as session,
     ):
-        rounds = session.rounds()
+        micro_batches = session.micro_batches()
         with BroadcastWorker(service.address, run_id, first, most_groups=6):
             for _ in range(2):
-                micro = next(rounds)
+                micro = next(micro_batches)
             session.publish(model)
-            micro = next(rounds)
-            assert (micro.step, micro.round, micro.final) == (1, 0, False)
+            micro = next(micro_batches)
+            assert (micro.step, micro.micro_batch, micro.final) == (1, 0, False)
         with BroadcastWorker(service.address, run_id, second):
-            micro = next(rounds)
-            assert (micro.step, micro.round, micro.final) == (1, 1, True)
+            micro = next(micro_batches)
+            assert (micro.step, micro.micro_batch, micro.final) == (1, 1, True)
             # The step keeps the version under which it began; the groups come from the same weights' newer number.
             assert (micro.info.train_version, session.version) == (1, 2)
             assert {group.staleness for group in micro.groups} == {0}
             assert session.publish(model) == 3
-            assert next(rounds).info.train_version == 3
+            assert next(micro_batches).info.train_version == 3
     assert second.received == [sums(1.0), sums(1.0)]
 
 
@@ -220,7 +220,7 @@ def test_a_copy_is_forgotten_when(engines: Fleet, tmp_path: Path, why: str) -> N
         if why == "its timeline was abandoned":
             publisher.resumed(0)
         else:
-            others = files.write(lambda d: (d / "w").write_bytes(b"other"), epoch=2, version=publication.version)
+            others = files.write(lambda d: (d / "w").write_bytes(b"other"), term=2, version=publication.version)
             publisher.published(others, committed_steps=0)
         assert not publisher.repeats(publication.version)
 

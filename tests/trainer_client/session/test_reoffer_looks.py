@@ -7,24 +7,24 @@ from typing import Any, cast
 
 import pytest
 
-from buffer_wire.errors import BatchNotReady, StaleEpoch
+from buffer_wire.errors import BatchNotReady, StaleTerm
 from buffer_wire.status import ServiceUnreachable
 from tests.trainer_client.publish.test_collective_members import engine
 from tests.trainer_client.stand_ins import Shelf
 from trainer_client import Policy, Resumed, RunState, WeightVersion
 from trainer_client.client.pulling import PullLoop
-from trainer_client.rounds import Place
+from trainer_client.micro_batches import PullKey
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.prefetch import Prefetcher
 from trainer_client.session.publishing import Repeater, engines_without_weights
 from trainer_client.session.puller import Puller, PullSource
 
-START = Resumed(epoch=3, next_step=0, next_unassembled_step=0, version=4, cursor=0, feeder_state=b"")
+START = Resumed(term=3, next_step=0, next_unassembled_step=0, version=4, cursor=0, feeder_state=b"")
 
 
 def run_of(*engines: Any, **changes: Any) -> RunState:
     known: dict[str, Any] = {
-        "epoch": 3, "published": WeightVersion(3, 9), "paused": "", "draining": False, "engines": engines,
+        "term": 3, "published": WeightVersion(3, 9), "paused": "", "draining": False, "engines": engines,
         "policy": Policy(max_staleness=2),
     }  # fmt: skip
 
@@ -36,8 +36,8 @@ def run_of(*engines: Any, **changes: Any) -> RunState:
     return cast("RunState", Seen)
 
 
-def at(version: int, state: str = "ready", epoch: int = 3, **changes: Any) -> Any:
-    return engine(f"{state}{version}", loaded=WeightVersion(epoch, version), state=state, **changes)
+def at(version: int, state: str = "ready", term: int = 3, **changes: Any) -> Any:
+    return engine(f"{state}{version}", loaded=WeightVersion(term, version), state=state, **changes)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def at(version: int, state: str = "ready", epoch: int = 3, **changes: Any) -> An
         (run_of(at(9, "quarantined")), ()),
         (run_of(at(0, "loading"), at(9, silent_ms=60_000), at(9, "stopped")), ("loading0",)),
         # A number of an abandoned timeline says nothing: it counts as the resume's version, 4.
-        (run_of(at(20, epoch=2)), ("ready20",)),
-        (run_of(at(20, epoch=2), published=WeightVersion(3, 6)), ()),
+        (run_of(at(20, term=2)), ("ready20",)),
+        (run_of(at(20, term=2), published=WeightVersion(3, 6)), ()),
         (run_of(at(0, "loading"), paused="operator"), ()),
         (run_of(at(0, "loading"), draining=True), ()),
-        (run_of(at(0, "loading"), epoch=4), ()),
+        (run_of(at(0, "loading"), term=4), ()),
     ],
 )
 def test_engines_wait_where_none_is_fresh_enough(run: RunState, waiting: tuple[str, ...]) -> None:
@@ -142,11 +142,11 @@ def test_it_does_not_look_where_nothing_can_be_repeated_or_something_else_is_wro
 
 def test_a_look_that_fails_is_made_again_later_unless_the_trainer_is_fenced() -> None:
     scene = Scene()
-    scene.looks = [ServiceUnreachable("gone", status="UNAVAILABLE"), *[run_of(at(0, "loading"))] * 2, StaleEpoch(3, 4)]
+    scene.looks = [ServiceUnreachable("gone", status="UNAVAILABLE"), *[run_of(at(0, "loading"))] * 2, StaleTerm(3, 4)]
     for _ in range(3):
         scene.wait(5.0)
     assert scene.repeated == 1
-    with pytest.raises(StaleEpoch):
+    with pytest.raises(StaleTerm):
         scene.wait(5.0)
 
 
@@ -157,17 +157,17 @@ def test_both_ways_of_pulling_call_it_in_the_trainers_thread() -> None:
     def while_waiting(error: Exception) -> None:
         assert isinstance(error, BatchNotReady)
         threads.append(threading.current_thread())
-        shelf.ready = Place(5)
+        shelf.ready = PullKey(5)
 
     source = PullSource(
         pull=shelf.pull, published=lambda: 0, exhausted=lambda: False, check=lambda: None, loop=PullLoop("s"),
         while_waiting=while_waiting,
     )  # fmt: skip
     puller = Puller(source, TrainClock(0, 0, 1), 20)
-    assert puller.take(Place(0)) is not None
-    shelf.ready = Place(1)
+    assert puller.take(PullKey(0)) is not None
+    shelf.ready = PullKey(1)
     ahead = Prefetcher(source, TrainClock(0, 1, 1), 20, prefetch=1, max_bytes=1 << 20)
-    assert ahead.take(Place(1)) is not None
+    assert ahead.take(PullKey(1)) is not None
     ahead.stop()
     assert set(threads) == {threading.current_thread()}
     assert len(threads) >= 2

@@ -86,14 +86,14 @@ def test_several_batches_are_one_version(
     assert published == [1, 2, 3, 4]
 
 
-def test_a_step_of_gradients_from_rounds_equals_the_step_of_the_whole_batch(
+def test_a_step_of_gradients_from_micro_batches_equals_the_step_of_the_whole_batch(
     service: ServiceProcess, client: BufferClient, run_id: str
 ) -> None:
     policy = Policy(batch_groups=6, micro_batch_groups=2, max_queued_groups=6, overflow_action="block")
     with PushingWorker(service.address, run_id):
         with client.session(run_id, policy=policy, tasks=tasks(6), options=OPTIONS) as session:
             weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
-            for micro in session.rounds():
+            for micro in session.micro_batches():
                 backward(weight, collate(micro))
                 if micro.final:
                     break

@@ -1,6 +1,6 @@
 """Evaluations in the asyncio client: the classes of `trainer_client.client.evaluation.blocking`, with coroutines.
 
-    async with await client.evaluate("math", tasks, epoch=epoch) as evaluation:
+    async with await client.evaluate("math", tasks, term=term) as evaluation:
         async for group in evaluation:
             scores.append(group.rewards.mean())
 
@@ -117,13 +117,13 @@ class AsyncEvaluationCalls:
         run_id: str,
         tasks: Sequence[Task],
         *,
-        epoch: int,
+        term: int,
         version: int | None = None,
         eval_id: str | None = None,
     ) -> AsyncEvaluation:
         """Have tasks generated at one weight version, beside the training."""
         call = evaluations.submit(
-            run_id, epoch=epoch, eval_id=eval_id or evaluations.new_eval_id(), version=version, tasks=tasks
+            run_id, term=term, eval_id=eval_id or evaluations.new_eval_id(), version=version, tasks=tasks
         )
         return AsyncEvaluation(self, run_id, await self._call(call))
 

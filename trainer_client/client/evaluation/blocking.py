@@ -118,7 +118,7 @@ class EvaluationCalls:
         run_id: str,
         tasks: Sequence[Task],
         *,
-        epoch: int,
+        term: int,
         version: int | None = None,
         eval_id: str | None = None,
     ) -> Evaluation:
@@ -126,10 +126,10 @@ class EvaluationCalls:
 
         `version`: the published one (None), or an earlier one whose manifest the run still has. `eval_id`: the
         evaluation's name, by which it is found again; None: a new name. Raises EvaluationExists, EvaluationsFull,
-        StaleEpoch, InvalidField.
+        StaleTerm, InvalidField.
         """
         call = evaluations.submit(
-            run_id, epoch=epoch, eval_id=eval_id or evaluations.new_eval_id(), version=version, tasks=tasks
+            run_id, term=term, eval_id=eval_id or evaluations.new_eval_id(), version=version, tasks=tasks
         )
         return Evaluation(self, run_id, self._call(call))
 

@@ -71,7 +71,7 @@ class EvaluationState:
         if self.leased:
             return f"the workers: {self.leased} tasks are being generated, {self.pending} are pending"
         if self.pending:
-            return f"a worker that evaluates, with weights {self.version.epoch}.{self.version.version} loaded"
+            return f"a worker that evaluates, with weights {self.version.term}.{self.version.version} loaded"
         return ""
 
     def not_ready(self) -> EvaluationNotReady:
@@ -83,7 +83,7 @@ def state_of(wire: pb.Evaluation) -> EvaluationState:
     """Decode the state of an evaluation."""
     return EvaluationState(
         eval_id=wire.eval_id,
-        version=WeightVersion(wire.version.epoch, wire.version.version),
+        version=WeightVersion(wire.version.term, wire.version.version),
         tasks=wire.tasks,
         pending=wire.pending,
         leased=wire.leased,
@@ -101,10 +101,10 @@ def new_eval_id() -> str:
 
 
 def submit(
-    run_id: str, *, epoch: int, eval_id: str, version: int | None, tasks: Sequence[Task]
+    run_id: str, *, term: int, eval_id: str, version: int | None, tasks: Sequence[Task]
 ) -> Call[pb.SubmitEvaluationResponse, EvaluationState]:
     """Submit an evaluation. Raises InvalidField for a task that cannot be a message."""
-    request = pb.SubmitEvaluationRequest(epoch=epoch, eval_id=eval_id, version=version, tasks=tasks_to_wire(tasks))
+    request = pb.SubmitEvaluationRequest(term=term, eval_id=eval_id, version=version, tasks=tasks_to_wire(tasks))
 
     def build(ref: common_pb2.RunRef) -> Message:
         request.run.CopyFrom(ref)

@@ -107,8 +107,8 @@ class BufferServiceDataBuffer:
         self._waits: set[Callable[[], None]] = set()
         """Callables that end each put and get that waits."""
         self._closed = False
-        self._epoch: int | None = None
-        """Epoch of this process's hold on the run, once it has one."""
+        self._term: int | None = None
+        """Term of this process's hold on the run, once it has one."""
         start = self._settings.step_of(getattr(args, "start_rollout_id", None) or 0)
         self._next_step = self._start_step = start * args.rollout_batch_size
         self._current = 0
@@ -143,10 +143,10 @@ class BufferServiceDataBuffer:
         if self._is_refused(input.group):
             return
         named = [version for sample in samples for version in versions_of(sample)]
-        epoch = await self._at(min(named, default=None), max(named, default=None))
+        term = await self._at(min(named, default=None), max(named, default=None))
         task_id = self._task_id(input.prompt_group)
         types = MILES.module("utils.types")
-        header, payload, kept = to_wire(task_id, input.group, input.prompt_group, self._versions(epoch), types)
+        header, payload, kept = to_wire(task_id, input.group, input.prompt_group, self._versions(term), types)
         self._say_what_stays(kept)
         head = min(sample.spans[0].version.version for sample in header.samples)
         self._queued[task_id] = _Put(list(input.prompt_group), head, kept)
@@ -171,16 +171,16 @@ class BufferServiceDataBuffer:
         """
         self._belongs(trainer_model_id)
         async with self._taking:
-            epoch = await self._at(current_version, current_version)
+            term = await self._at(current_version, current_version)
             stop = threading.Event()
             with self._ended_by(stop.set):
-                batch = await asyncio.to_thread(self._pull, epoch, self._next_step, stop)
+                batch = await asyncio.to_thread(self._pull, term, self._next_step, stop)
             self._next_step += 1
             (group,) = batch.groups
             put = self._queued.pop(group.task_id, None)
             self._staleness.append(group.staleness)
             self._forget_stale()
-        versions = self._versions(epoch)
+        versions = self._versions(term)
         prompts, finished = from_wire(group, MILES.module("utils.types"), versions, None if put is None else put.kept)
         for sample in flat(finished):
             self._belongs(getattr(sample, "trainer_model_id", None))
@@ -255,20 +255,20 @@ class BufferServiceDataBuffer:
             raise InvalidField("trainer_model_id", trainer_model_id, wanted)
 
     async def _at(self, oldest: int | None, newest: int | None) -> int:
-        """Return the epoch of the run, taken over at the first use and with Miles' newest version published.
+        """Return the term of the run, taken over at the first use and with Miles' newest version published.
 
         The first version that Miles names is taken for the run's present version.
         """
         async with self._holding:
-            if self._epoch is None:
+            if self._term is None:
                 run, resumed = await asyncio.to_thread(self._open)
-                self._epoch, self._current = resumed.epoch, resumed.version
+                self._term, self._current = resumed.term, resumed.version
                 self._dropped_stale = run.ledger.groups.dropped_stale.groups
             if self._offset is None and oldest is not None:
                 self._offset = self._current - oldest
             if newest is not None and newest + (self._offset or 0) > self._current:
-                await asyncio.to_thread(self._publish, self._epoch, newest + (self._offset or 0))
-            return self._epoch
+                await asyncio.to_thread(self._publish, self._term, newest + (self._offset or 0))
+            return self._term
 
     def _open(self) -> tuple[RunState, Resumed]:
         run = self._client.create_run(self._settings.run_id, self._policy)
@@ -281,18 +281,18 @@ class BufferServiceDataBuffer:
                 self._named.add(name)
                 logger.warning("the field %s of samples cannot travel; after a restart their groups lack it", name)
 
-    def _versions(self, epoch: int) -> Versions:
-        return Versions(epoch, self._offset or 0, self._current)
+    def _versions(self, term: int) -> Versions:
+        return Versions(term, self._offset or 0, self._current)
 
-    def _publish(self, epoch: int, version: int) -> None:
+    def _publish(self, term: int, version: int) -> None:
         """Publish `version`, to which Miles has updated its engines, and commit the groups trained for it."""
         ahead = self._settings.lookahead * self._args.rollout_batch_size
         trained = self._next_step - ahead
         through = trained - 1 if trained > self._start_step else None
-        self._client.publish(self._settings.run_id, epoch=epoch, version=version, commit_through=through)
+        self._client.publish(self._settings.run_id, term=term, version=version, commit_through=through)
         self._current = version
 
-    def _pull(self, epoch: int, step: int, stop: threading.Event) -> Batch:
+    def _pull(self, term: int, step: int, stop: threading.Event) -> Batch:
         warned = time.monotonic()
 
         def on_wait(waiting: Waiting) -> None:
@@ -305,7 +305,7 @@ class BufferServiceDataBuffer:
 
         return self._client.pull(
             self._settings.run_id,
-            epoch=epoch,
+            term=term,
             step=step,
             train_version=self._current,
             timeout_s=self._settings.timeout_s,

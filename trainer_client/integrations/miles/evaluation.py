@@ -34,13 +34,13 @@ class Evaluator:
         converter: Converter,
         settings: Settings,
         *,
-        epoch: int,
+        term: int,
         datasets: MutableMapping[int, DatasetOf],
     ) -> None:
         self._client = client
         self._converter = converter
         self._settings = settings
-        self._epoch = epoch
+        self._term = term
         self._datasets = datasets
         self._error = ""
         """Error of the prompt that failed last."""
@@ -61,7 +61,7 @@ class Evaluator:
             tasks = self._tasks(config, number)
             samples: list[Sample] = []
             for first in range(0, len(tasks), MAX_TASKS_PER_SUBMIT):
-                eval_id = f"{_PREFIX}{self._epoch}-{rollout_id}-{number}-{first}"
+                eval_id = f"{_PREFIX}{self._term}-{rollout_id}-{number}-{first}"
                 samples += self._generated(eval_id, tasks[first : first + MAX_TASKS_PER_SUBMIT])
             if tasks and not samples:
                 what = f"all {len(tasks)} prompts of {config.name!r} at rollout {rollout_id}"
@@ -74,7 +74,7 @@ class Evaluator:
 
     def _generated(self, eval_id: str, tasks: Sequence[Task]) -> Iterator[Sample]:
         run_id = self._settings.run_id
-        with self._client.evaluate(run_id, tasks, epoch=self._epoch, eval_id=eval_id) as evaluation:
+        with self._client.evaluate(run_id, tasks, term=self._term, eval_id=eval_id) as evaluation:
             for group in evaluation.groups(self._settings.timeout_s):
                 yield from self._converter.samples(group, reward_key=self._key)
             for failure in evaluation.state().failures:
@@ -115,7 +115,7 @@ class Evaluator:
         """Delete evaluations that an earlier trainer left: their versions will not be generated any more."""
         run_id = self._settings.run_id
         for state in self._client.evaluations(run_id):
-            if state.eval_id.startswith(_PREFIX) and state.version.epoch < self._epoch:
+            if state.eval_id.startswith(_PREFIX) and state.version.term < self._term:
                 try:
                     self._client.delete_evaluation(run_id, state.eval_id)
                 except UnknownEvaluation:

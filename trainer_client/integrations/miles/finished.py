@@ -71,7 +71,7 @@ def versions_of(sample: Sample) -> list[int]:
 class Versions:
     """Conversion between Miles' version labels, which begin anew with each of its processes, and the run's versions."""
 
-    epoch: int
+    term: int
     offset: int
     """Offset to add to Miles' version for the run's version."""
     published: int
@@ -118,7 +118,7 @@ def to_wire(
         task_id=task_id,
         samples=[_sample(sample, versions) for sample in samples],
         columns=[column_of(name, array, axis, rows) for name, array, axis, rows in columns],
-        metadata_json=json.dumps({"shape": shape, "offset": versions.offset, "epoch": versions.epoch}),
+        metadata_json=json.dumps({"shape": shape, "offset": versions.offset, "term": versions.term}),
         worker_id="miles",
     )
     return header, write_payload([array for _, array, _, _ in columns]), list(kept)
@@ -130,7 +130,7 @@ def from_wire(
     """Convert back to prompt group and finished group; `kept` is from `to_wire`, where this process put the group."""
     facts = group.metadata
     samples = [_made(made, types) for made in group.samples]
-    if facts["epoch"] != versions.epoch:
+    if facts["term"] != versions.term:
         # Another process of Miles named the versions.
         for sample, made in zip(samples, group.samples, strict=True):
             if sample.weight_versions:
@@ -169,7 +169,7 @@ def _sample(sample: Sample, versions: Versions) -> pb.Sample:
         reward=reward if isfinite(reward) else 0.0,
         finish_reason=pb.FINISH_REASON_LENGTH if sample.status.value == "truncated" else pb.FINISH_REASON_STOP,
         spans=[
-            pb.VersionSpan(version=WeightVersion(epoch=versions.epoch, version=version), start=begin, end=until)
+            pb.VersionSpan(version=WeightVersion(term=versions.term, version=version), start=begin, end=until)
             for version, begin, until in versions.spans(sample)
         ],
     )

@@ -21,10 +21,10 @@ from trainer_client.batch import Batch
 from trainer_client.client.blocking import BufferClient
 from trainer_client.integrations.miles.contract import Args, DatasetOf, DataSource, Framework, Sample, load_function
 from trainer_client.integrations.miles.conversion import Converter, first_index
-from trainer_client.integrations.miles.epochs import taken_over
 from trainer_client.integrations.miles.evaluation import Evaluator
 from trainer_client.integrations.miles.prompts import PromptTasks
 from trainer_client.integrations.miles.settings import Settings, rollout_policy
+from trainer_client.integrations.miles.terms import taken_over
 from trainer_client.session.session import TrainerSession
 from trainer_client.state import GroupLedger, RunState
 from trainer_client.waiting import Waiting
@@ -81,9 +81,9 @@ class AsyncRolloutWorker:
         self.client.close()
 
     @property
-    def epoch(self) -> int:
-        """Epoch of the trainer; set by `start`."""
-        return self._held.epoch
+    def term(self) -> int:
+        """Term of the trainer; set by `start`."""
+        return self._held.term
 
     @property
     def running(self) -> bool:
@@ -96,7 +96,7 @@ class AsyncRolloutWorker:
         """Pull the step of `rollout_id`, and return it as the framework's output.
 
         Raises BatchNotReady after the timeout, naming the shortage and on whom it waits; WeightsNotPublished;
-        StaleEpoch when another trainer has taken over; the error that ended the feeding.
+        StaleTerm when another trainer has taken over; the error that ended the feeding.
         """
         step = self.settings.step_of(rollout_id)
         run = self._published(step, rollout_id)
@@ -115,7 +115,7 @@ class AsyncRolloutWorker:
 
         Raises EvaluationNotReady after the timeout.
         """
-        evaluator = Evaluator(self.client, self.converter, self.settings, epoch=self.epoch, datasets=self._datasets)
+        evaluator = Evaluator(self.client, self.converter, self.settings, term=self.term, datasets=self._datasets)
         return evaluator.evaluate(rollout_id)
 
     @property
@@ -137,7 +137,7 @@ class AsyncRolloutWorker:
         if self.settings.publish == "trainer":
             raise WeightsNotPublished(run_id, rollout_id, run.committed_steps, expected)
         version = run.published.version + self.settings.updates(run.committed_steps, expected)
-        self.client.publish(run_id, epoch=self.epoch, version=version, commit_through=expected - 1)
+        self.client.publish(run_id, term=self.term, version=version, commit_through=expected - 1)
         return self.client.run(run_id)
 
     def _pull(self, step: int, version: int) -> Batch:
@@ -149,7 +149,7 @@ class AsyncRolloutWorker:
 
         return self.client.pull(
             self.settings.run_id,
-            epoch=self.epoch,
+            term=self.term,
             step=step,
             train_version=version,
             timeout_s=self.settings.timeout_s,
@@ -238,7 +238,7 @@ def get_global_worker(framework: Framework, args: Args, source: DataSource, roll
                 worker.stop()
                 raise
             _workers[key] = worker
-            taken_over(settings, worker.epoch)
+            taken_over(settings, worker.term)
         return worker
 
 

@@ -91,7 +91,7 @@ class Bridge:
         """Run until `stop`, the last step, the end of the tasks, or an error that no wait cures.
 
         Raises InvalidField for an output directory of another run and for weights that engines cannot take. Raises
-        ReplayGap when the trainer went back behind the run's retained steps, StaleEpoch when another bridge has taken
+        ReplayGap when the trainer went back behind the run's retained steps, StaleTerm when another bridge has taken
         over.
         """
         ended = False
@@ -196,7 +196,7 @@ class Bridge:
         try:
             return self._client.pull(
                 self._run_id,
-                epoch=session.epoch,
+                term=session.term,
                 step=step,
                 train_version=session.version + step - trained,
                 timeout_s=PULL_S,
@@ -242,7 +242,7 @@ class Bridge:
         steps = self._output.checkpointed(trained)
         if steps <= told:
             return told
-        self._publisher.checkpointed(self._client.checkpoint(self._run_id, epoch=session.epoch, through_step=steps - 1))
+        self._publisher.checkpointed(self._client.checkpoint(self._run_id, term=session.term, through_step=steps - 1))
         logger.info("step %d: the trainer's checkpoint is safe", steps)
         return steps
 

@@ -50,8 +50,8 @@ def ranked(engines: Iterable[Engine]) -> tuple[PlanMember, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Standing of a plan's members: those that are not there yet, and those that have failed, with the reason."""
+class Attendance:
+    """Attendance of a plan's members: those that are not there yet, and those that have failed, with the reason."""
 
     missing: tuple[str, ...]
     failed: dict[str, str]
@@ -66,7 +66,7 @@ class Watch:
         # Who has been in the group and is not any more has failed, whatever it says.
         self._inside = {e.engine_id for e in before.engines if e.membership == plan.membership}
 
-    def judge(self, run: RunState, stage: Stage) -> Standing:
+    def judge(self, run: RunState, stage: Stage) -> Attendance:
         """Judge how far the members are towards `stage`."""
         reports = {engine.engine_id: engine for engine in run.engines}
         missing, failed = [], {}
@@ -77,7 +77,7 @@ class Watch:
                 failed[member.engine_id] = why
             elif engine is not None and not self._has_reached(engine, stage):
                 missing.append(member.engine_id)
-        return Standing(tuple(missing), failed)
+        return Attendance(tuple(missing), failed)
 
     def _has_reached(self, engine: Engine, stage: Stage) -> bool:
         reached = engine.prepared if stage == "prepared" else engine.loaded

@@ -35,7 +35,7 @@ class CollectivePlan:
     """Plan of one attempt at one version, in one phase."""
 
     version: WeightVersion
-    """Version to come, above the published one, in the trainer's epoch."""
+    """Version to come, above the published one, in the trainer's term."""
     phase: Phase
     membership: int
     """Number of the process group, rising."""

@@ -30,7 +30,7 @@ from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest
 from trainer_client.publish.collective.group import TrainerGroup
 from trainer_client.publish.collective.members import candidates, next_membership, others, ranked, unheard
 from trainer_client.publish.collective.plan import Backend, CollectivePlan, TensorSpec
-from trainer_client.publish.collective.update import AttemptFailed, Update, pause_between_looks
+from trainer_client.publish.collective.update import AttemptFailed, Update, pause_between_polls
 from trainer_client.publish.copies import KeptCopy
 from trainer_client.publish.files import FilesPublisher
 from trainer_client.publish.named_tensors import NamedTensors, named_tensors, specs_of
@@ -110,7 +110,7 @@ class CollectivePublisher:
 
         `source`: a state dict, a module, ShardedWeights, or a function that gives names and tensors, called once, and
         once more for each attempt and for files. Raises CollectiveFailed or NotReady when no engine takes part and
-        there are no `files`, naming them; InvalidField; what `source` raises; VersionConflict, StaleEpoch.
+        there are no `files`, naming them; InvalidField; what `source` raises; VersionConflict, StaleTerm.
         """
         tensors = named_tensors(source)
         specs, on_gpu = specs_of(tensors)
@@ -246,7 +246,7 @@ class CollectivePublisher:
             if deadline.left_s() == 0.0:
                 raise missing
             notices.tell(missing)
-            pause_between_looks(deadline)
+            pause_between_polls(deadline)
 
     def _unheard(self, run: RunState) -> tuple[str, ...]:
         now = time.monotonic()
@@ -265,7 +265,7 @@ class CollectivePublisher:
     ) -> None:
         group, joined = self._group_of(publication, run, engines)
         plan = CollectivePlan(
-            version=WeightVersion(publication.epoch, publication.version),
+            version=WeightVersion(publication.term, publication.version),
             phase="prepare",
             membership=self._membership,
             master_address=self._address,
@@ -327,4 +327,4 @@ class CollectivePublisher:
         if self._files is None:
             return None
         save = self._save or (lambda directory: save_tensors(tensors, directory, specs=specs))
-        return self._files.write(save, epoch=publication.epoch, version=publication.version)
+        return self._files.write(save, term=publication.term, version=publication.version)

@@ -16,14 +16,14 @@ from dataclasses import replace
 from buffer_wire.errors import NotReady, RolloutBufferError
 from trainer_client.client.driver import Deadline
 from trainer_client.publish.collective.group import GroupBroken, TrainerGroup
-from trainer_client.publish.collective.members import Stage, Standing, Watch, unheard
+from trainer_client.publish.collective.members import Attendance, Stage, Watch, unheard
 from trainer_client.publish.collective.plan import CollectivePlan, Phase
 from trainer_client.publish.named_tensors import NamedTensors, announced
 from trainer_client.publish.publication import Publication
 from trainer_client.state import RunState
 
-FIRST_LOOK_S = 0.02
-LONGEST_LOOK_S = 0.2
+FIRST_POLL_S = 0.02
+LONGEST_POLL_S = 0.2
 REACTION_S = 10.0
 """Time, in seconds, for members to report their errors when the group breaks, and to react when the attempt is
 abandoned."""
@@ -45,9 +45,9 @@ class AttemptFailed(Exception):
         self.members = members
 
 
-def pause_between_looks(deadline: Deadline, looks: int = 10) -> None:
+def pause_between_polls(deadline: Deadline, looks: int = 10) -> None:
     """Sleep a little before the next look at the run, less before the first ones, and not beyond the deadline."""
-    longest = min(FIRST_LOOK_S * 2**looks, LONGEST_LOOK_S)
+    longest = min(FIRST_POLL_S * 2**looks, LONGEST_POLL_S)
     time.sleep(min(longest * random.uniform(0.5, 1.0), deadline.left_s()))  # noqa: S311 - jitter
 
 
@@ -112,26 +112,26 @@ class Update:
         deadline, longer = Deadline.after(self._timeout_s), Deadline.after(self._timeout_s + self._slack_s)
         notices, looks = self._publication.notices(_DOING[stage]), 0
         while True:
-            standing = self._judged(watch, stage, longer)
+            attendance = self._judged(watch, stage, longer)
             if joining is None or joining.done():
                 deadline = longer
                 if joining is not None:
                     self._settled(joining, watch, stage)
-                if not standing.missing:
+                if not attendance.missing:
                     return
-            waits_on = f"the engines {', '.join(standing.missing)}" if standing.missing else "the process group"
+            waits_on = f"the engines {', '.join(attendance.missing)}" if attendance.missing else "the process group"
             if deadline.left_s() == 0.0:
-                late = dict.fromkeys(self._culprits(standing), f"not {stage} in time")
+                late = dict.fromkeys(self._culprits(attendance), f"not {stage} in time")
                 raise AttemptFailed(f"waited {deadline.at - deadline.started:.0f} s for {waits_on}", late)
             notices.tell(NotReady(f"{_DOING[stage]}; waiting on {waits_on}", waits_on=waits_on))
-            pause_between_looks(deadline, looks)
+            pause_between_polls(deadline, looks)
             looks += 1
 
-    def _judged(self, watch: Watch, stage: Stage, deadline: Deadline) -> Standing:
-        standing = watch.judge(self._look(deadline), stage)
-        if standing.failed:
-            raise AttemptFailed(f"members failed before they were {stage}", standing.failed)
-        return standing
+    def _judged(self, watch: Watch, stage: Stage, deadline: Deadline) -> Attendance:
+        attendance = watch.judge(self._look(deadline), stage)
+        if attendance.failed:
+            raise AttemptFailed(f"members failed before they were {stage}", attendance.failed)
+        return attendance
 
     def _settled(self, call: Future[None], watch: Watch, stage: Stage) -> None:
         """Return the result of a finished call. If it failed, members first get time to report their errors."""
@@ -141,13 +141,13 @@ class Update:
             deadline = Deadline.after(REACTION_S)
             while deadline.left_s():
                 self._judged(watch, stage, deadline)
-                pause_between_looks(deadline)
+                pause_between_polls(deadline)
             raise
 
-    def _culprits(self, standing: Standing) -> tuple[str, ...]:
+    def _culprits(self, attendance: Attendance) -> tuple[str, ...]:
         """Select the members to blame among the late ones: those that have not come to the meeting point, else all."""
         absent = set(self._absent())
-        return tuple(engine_id for engine_id in standing.missing if engine_id in absent) or standing.missing
+        return tuple(engine_id for engine_id in attendance.missing if engine_id in absent) or attendance.missing
 
     def _absent(self) -> tuple[str, ...]:
         """Name the members that have not come to the meeting point, as far as can be seen."""
@@ -171,7 +171,7 @@ class Update:
         deadline = Deadline.after(self._timeout_s + self._slack_s)
         while True:
             try:
-                call.exception(LONGEST_LOOK_S)
+                call.exception(LONGEST_POLL_S)
             except TimeoutError:
                 self._judged(watch, "loaded", deadline)
                 continue
@@ -189,10 +189,10 @@ class Update:
         deadline = Deadline.after(limit_s)
         with contextlib.suppress(RolloutBufferError):
             while self._gathering and deadline.left_s():
-                standing = watch.judge(self._look(deadline), "prepared")
-                if not set(standing.missing).intersection(self._absent()) - failed:
+                attendance = watch.judge(self._look(deadline), "prepared")
+                if not set(attendance.missing).intersection(self._absent()) - failed:
                     return
-                pause_between_looks(deadline)
+                pause_between_polls(deadline)
 
     def _end(self, survivors: Sequence[str]) -> tuple[str, ...]:
         """End the attempt, and wait until the survivors have reported their state after it.
@@ -208,5 +208,5 @@ class Update:
             while silent := unheard(self._look(deadline), survivors, time.monotonic() - began):
                 if deadline.left_s() == 0.0:
                     return silent
-                pause_between_looks(deadline)
+                pause_between_polls(deadline)
         return ()

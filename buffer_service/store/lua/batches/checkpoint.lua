@@ -1,19 +1,19 @@
 -- Frees replay data and tombstones, up to and including a step. Ledger counters keep what was freed.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, epoch, through_step}
+-- ARGV[1] {seen_revision, term, through_step}
 -- Replies {'ok', revision, checkpointed_steps, more}; more: 1 when freeing has to go on (batches/free.lua)
---       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'not_committed', ...}
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'run_paused' | 'not_committed', ...}
 -- Complexity O(256 groups)
 
 -- @include commit
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
-local seen, epoch, through = unpack(request, 1, 3)
+local seen, term, through = unpack(request, 1, 3)
 
 Run.relieve()
-local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch) or Commit.check_trainer(ctx)
+local refusal = Run.open(ctx, seen) or Run.check_term(ctx, term) or Commit.check_trainer(ctx)
 if refusal then
   return refusal
 end

@@ -1,32 +1,34 @@
--- One rank's try to pull its shard of a round of a step: returns a stored one, or closes the next one when enough is
--- queued. Evicts what is too stale first, also when no round results.
+-- One rank's try to pull its shard of a micro-batch of a step: returns a stored one, or closes the next one when enough
+-- is queued. Evicts what is too stale first, also when no micro-batch results.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, epoch, step, rank, world_size, train_version (-1: that of the step's earlier rounds, else the
---         published one), round, batch_groups (-1: the policy's), portion, again}; portion: groups that one call
+-- ARGV[1] {seen_revision, term, step, rank, world_size, train_version (-1: that of the step's earlier micro-batches,
+-- else the
+--         published one), micro-batch, batch_groups (-1: the policy's), portion, again}; portion: groups that one call
 --         evicts, or takes; again: 1 for a later call of the same try, after 'more'
--- Replies {'batch', revision, step, round, final, train_version, groups, samples, tokens, loss_tokens, staleness_sum,
+-- Replies {'batch', revision, step, micro-batch, final, train_version, groups, samples, tokens, loss_tokens,
+-- staleness_sum,
 --         staleness_max, shard_tokens, replayed, queued, forks, chunks}; sizes and staleness are those of the step up
---         to this round; chunks are packed arrays of group records (Record) whose heads and tails are still to
---         be clamped by the forks ({epoch, version}) after their epoch
+--         to this micro-batch; chunks are packed arrays of group records (Record) whose heads and tails are still to
+--         be clamped by the forks ({term, version}) after their term
 --       | {'short', revision, queued, needed, leased, pending, asked (1 when a worker has ever asked for a lease)}
---       | {'more'}: much was evicted, gathered for a large round, or put back; call again
---       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'world_size_mismatch' | 'replay_gap' |
---         'step_ahead' | 'round_closed' | 'round_ahead' | 'run_paused' | 'failure_budget_exceeded' | 'train_version' |
---         'step_train_version' | 'batch_groups' | 'equal_shards' | 'equal_ranks' |
---         'round_size', ...}
--- Complexity O(classes + portion * log queued), and little more than a copy of each group of the round that it closes;
--- a replay O(classes + shard), after a resume with another world size O(groups of the round)
+--       | {'more'}: much was evicted, gathered for a large micro-batch, or put back; call again
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'world_size_mismatch' | 'replay_gap' |
+--         'step_ahead' | 'micro_batch_closed' | 'micro_batch_ahead' | 'run_paused' | 'failure_budget_exceeded' |
+--         'train_version' | 'step_train_version' | 'batch_groups' | 'equal_shards' | 'equal_ranks' |
+--         'micro_batch_size', ...}
+-- Complexity O(subqueues + portion * log queued), and little more than a copy of each group of the micro-batch that it
+-- closes; a replay O(subqueues + shard), after a resume with another world size O(groups of the micro-batch)
 
--- @include rounds
+-- @include micro_batches
 -- @include waiting
 
 local ctx = Run.context()
-local seen, epoch, step, rank, world_size, train_version, round, batch_groups, portion, again =
+local seen, term, step, rank, world_size, train_version, micro_batch, batch_groups, portion, again =
   unpack(unpack_msg(ARGV[1]), 1, 10)
 
 Run.relieve()
-local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch)
+local refusal = Run.open(ctx, seen) or Run.check_term(ctx, term)
 if not refusal and ctx.state.resuming then
   refusal = refuse('run_paused', 'resuming')
 end
@@ -60,37 +62,37 @@ local function answer(header, stored, replayed)
     state.world_size = world_size
     ctx.changed = true
   end
-  local chunks = Batches.rank_chunks(step, round, stored, rank)
-  local final = step < state.next_step and round == header.rounds - 1
+  local chunks = Batches.rank_chunks(step, micro_batch, stored, rank)
+  local final = step < state.next_step and micro_batch == header.micro_batches - 1
   local total = stored.total
-  return reply('batch', end_run(), step, round, final and 1 or 0, header.train_version, total.groups,
+  return reply('batch', end_run(), step, micro_batch, final and 1 or 0, header.train_version, total.groups,
     total.samples, total.tokens, total.loss_tokens, total.staleness_sum, total.staleness_max,
     stored.ranks[rank + 1][1], replayed, Queue.count(ctx), state.forks, chunks)
 end
 
-local is_open = step == state.next_step and state.rounds > 0
+local is_open = step == state.next_step and state.micro_batches > 0
 local header = (is_open or step < state.next_step) and Batches.load_step(step) or nil
-local closed = header and header.rounds or 0
-if round < closed then
-  local stored = Batches.load_round(step, round)
+local closed = header and header.micro_batches or 0
+if micro_batch < closed then
+  local stored = Batches.load_micro_batch(step, micro_batch)
   if #stored.ranks ~= world_size then
-    -- A new epoch pulls with another number of ranks.
-    local groups = Batches.round_groups(step, round, stored)
-    Batches.store_round(ctx, step, round, stored, Sharding.split(groups, world_size, header.equal == 1))
+    -- A new term pulls with another number of ranks.
+    local groups = Batches.micro_batch_groups(step, micro_batch, stored)
+    Batches.store_micro_batch(ctx, step, micro_batch, stored, Sharding.split(groups, world_size, header.equal == 1))
     ctx.changed = true
   end
   return answer(header, stored, 1)
 elseif step < state.next_step then
-  return refuse('round_closed', round, closed, step)
-elseif round > closed then
-  return refuse('round_ahead', round, closed, step)
+  return refuse('micro_batch_closed', micro_batch, closed, step)
+elseif micro_batch > closed then
+  return refuse('micro_batch_ahead', micro_batch, closed, step)
 end
 
 refusal = Run.check_paused(ctx)
 if refusal then
   return refusal
 end
--- Whoever began to gather the round has decided what it is, as if the round were closed.
+-- Whoever began to gather the micro-batch has decided what it is, as if the micro-batch were closed.
 local its_version, its_groups, its_world_size
 if state.gathered then
   its_version, its_groups, its_world_size = Gathering.terms()
@@ -111,14 +113,14 @@ else
   elseif train_version < state.version then
     return refuse('train_version', train_version, state.version)
   end
-  local most = Rounds.most_groups(policy)
+  local most = MicroBatches.most_groups(policy)
   if batch_groups == -1 then
     batch_groups = policy.batch_groups
   elseif batch_groups < 1 or batch_groups > most then
     return refuse('batch_groups', batch_groups, most)
   end
   train_version, batch_groups = its_version or train_version, its_groups or batch_groups
-  header = Rounds.new_step(ctx, train_version, batch_groups)
+  header = MicroBatches.new_step(ctx, train_version, batch_groups)
 end
 train_version = header.train_version
 
@@ -141,9 +143,9 @@ local function evict()
   return #stale == portion
 end
 
--- Closes the next round, or gathers a portion of it, if enough is queued for it.
-local function next_round()
-  -- How many groups the round takes: at most `size`, in a multiple of `multiple`.
+-- Closes the next micro-batch, or gathers a portion of it, if enough is queued for it.
+local function next_micro_batch()
+  -- How many groups the micro-batch takes: at most `size`, in a multiple of `multiple`.
   local is_streamed, is_equal = header.micro > 0, header.equal == 1
   if is_equal and (is_streamed or header.budget == 0) and header.target % world_size ~= 0 then
     return refuse('equal_shards', world_size, header.target)
@@ -155,7 +157,7 @@ local function next_round()
   if is_streamed then
     size, budget, multiple = math.min(world_size * header.micro, header.target - header.groups), 0, 1
     if size > policy.max_queued_groups then
-      return refuse('round_size', world_size, floor(policy.max_queued_groups / header.micro))
+      return refuse('micro_batch_size', world_size, floor(policy.max_queued_groups / header.micro))
     end
   end
 
@@ -180,11 +182,11 @@ local function next_round()
     if #groups == count and not is_last then
       local sums = {Batches.sum(groups, train_version)}
       Gathering.keep(ctx, {train_version, batch_groups, world_size}, stride, groups, sums)
-      -- They leave room when the round is closed.
+      -- They leave room when the micro-batch is closed.
       topics.space, topics.tasks = space, tasks
       return go_on()
     end
-    return answer(header, Rounds.close(ctx, header, groups, world_size), 0)
+    return answer(header, MicroBatches.close(ctx, header, groups, world_size), 0)
   elseif gathered > 0 then
     -- Some of what was queued was dropped meanwhile: a pull that waits holds nothing.
     Gathering.give_back(ctx)
@@ -201,4 +203,4 @@ local function next_round()
   return reply('short', end_run(), queued, size, leased, Pending.count(ctx), call('HEXISTS', RUN, 'asked'))
 end
 
-return next_round()
+return next_micro_batch()

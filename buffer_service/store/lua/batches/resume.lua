@@ -1,12 +1,12 @@
--- A trainer takes the run over: a new epoch, the clock set back to next_step, a roll-back forgiven.
+-- A trainer takes the run over: a new term, the clock set back to next_step, a roll-back forgiven.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {next_step (-1: after the last committed step), 'replay' | 'requeue' | 'discard', request_id,
 --         allow_regenerate}
--- Replies {'resumed', revision, epoch, next_step, next_unassembled_step, version, cursor, feeder_state}
+-- Replies {'resumed', revision, term, next_step, next_unassembled_step, version, cursor, feeder_state}
 --       | {'more'}: released steps are still being freed, or this resume or an earlier one has to go on; call again
 --       | {'error', 'unknown_run' | 'step_ahead' | 'replay_gap', ...}
--- Complexity O(classes + 256 groups * log queued)
+-- Complexity O(subqueues + 256 groups * log queued)
 
 -- @include resuming
 

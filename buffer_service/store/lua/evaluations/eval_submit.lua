@@ -1,10 +1,10 @@
 -- Adds an evaluation, or finds it.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, epoch, eval_id, version (-1: the published one), digest, tasks}; a task is {task_id,
+-- ARGV[1] {seen_revision, term, eval_id, version (-1: the published one), digest, tasks}; a task is {task_id,
 --         group_size, spec}
 -- Replies {'submitted', revision, created (1 or 0), evaluation}: Evaluations.view
---       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'evaluation_exists' |
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'run_paused' | 'evaluation_exists' |
 --         'evaluations_full' | 'evaluation_version', ...}
 -- Complexity O(tasks * log tasks)
 
@@ -13,9 +13,9 @@
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
-local seen, epoch, eval_id, version, digest, tasks = unpack(request, 1, 6)
+local seen, term, eval_id, version, digest, tasks = unpack(request, 1, 6)
 
-local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch) or Commit.check_trainer(ctx)
+local refusal = Run.open(ctx, seen) or Run.check_term(ctx, term) or Commit.check_trainer(ctx)
 if refusal then
   return refusal
 end
@@ -49,7 +49,7 @@ end
 
 state.sequence = state.sequence + 1
 local evaluation = {
-  number = state.sequence, epoch = state.epoch, version = version, digest = digest, created_ms = ctx.now,
+  number = state.sequence, term = state.term, version = version, digest = digest, created_ms = ctx.now,
   tasks = #tasks, finished = 0, failed = 0, bytes = 0, failures = {},
 }
 for at, task in ipairs(tasks) do
@@ -57,7 +57,7 @@ for at, task in ipairs(tasks) do
   call('HSET', Evaluations.key_of('specs', evaluation.number), format('%d', at - 1), spec)
   local made = Tasks.new(evaluation.number, 0, '')
   made.evaluation, made.number, made.index, made.name = eval_id, evaluation.number, at - 1, task_id
-  made.pinned, made.group_size, made.spec_bytes = {evaluation.epoch, version}, group_size, #spec
+  made.pinned, made.group_size, made.spec_bytes = {evaluation.term, version}, group_size, #spec
   Tasks.add(ctx, Evaluations.task_id_of(eval_id, evaluation.number, at - 1), made)
 end
 if manifest then

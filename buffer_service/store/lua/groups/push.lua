@@ -5,15 +5,15 @@
 --         call of the same push, for those that it answered with 'more'. A group has
 --         the fields of rules/groups.py, PUSHED. Among them: lease_id: '' for none; spans, equal_rewards: 1 or 0;
 --         reward_milli: the sum over samples; length_buckets: {bucket, samples in it, ...} by response length;
---         version_tokens: {epoch, version, response tokens, ...} for each version below the tail (empty: all are of
+--         version_tokens: {term, version, response tokens, ...} for each version below the tail (empty: all are of
 --         the mean version); first_revision: the run's, that the pusher knew before its first try (0: the present one)
--- Replies {'pushed', revision, epoch, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
+-- Replies {'pushed', revision, term, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
 --         'recorded' | 'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload,
 --         which was staged, is not any more) | 'more' (much was dropped; call again for it), or for what can never be
 --         accepted {field, value, limit}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there
 --         is a run
--- Complexity O(classes + (groups + 128 dropped) * log queued)
+-- Complexity O(subqueues + (groups + 128 dropped) * log queued)
 
 -- @include accepted
 -- @include filters
@@ -47,14 +47,14 @@ end
 local state, policy = ctx.state, ctx.policy
 
 -- What becomes of an attempt whose task exists: 'accept', or an outcome.
-local function judge(task, generation, attempt)
+local function judge(task, incarnation, attempt)
   if attempt == 0 then
-    if generation ~= task.generation then
+    if incarnation ~= task.incarnation then
       return 'closed'
     end
-  elseif generation > task.generation or (generation == task.generation and attempt > task.attempt) then
+  elseif incarnation > task.incarnation or (incarnation == task.incarnation and attempt > task.attempt) then
     return 'unknown_lease'
-  elseif generation < task.generation then
+  elseif incarnation < task.incarnation then
     return 'closed'
   end
   if task.state == 'pending' or task.state == 'leased' then
@@ -71,21 +71,21 @@ end
 
 -- What makes a group unacceptable whatever the state of the queue: {field, value, limit}, or nil. And its attempt.
 local function check_group(group)
-  local task_id, generation, id = group[P_TASK_ID], group[P_GENERATION], group[P_LEASE_ID]
+  local task_id, incarnation, id = group[P_TASK_ID], group[P_INCARNATION], group[P_LEASE_ID]
   local tokens, bytes = group[P_TOKENS], group[P_SIZE_BYTES]
   local attempt = 0
   if id ~= '' then
-    local leased_task, leased_generation, leased_attempt = Tasks.parse_lease_id(id)
-    if leased_task ~= task_id or leased_generation ~= generation then
-      return {'lease_id', id, 'task_id/generation/attempt of this group'}
+    local leased_task, leased_incarnation, leased_attempt = Tasks.parse_lease_id(id)
+    if leased_task ~= task_id or leased_incarnation ~= incarnation then
+      return {'lease_id', id, 'task_id/incarnation/attempt of this group'}
     end
     attempt = leased_attempt
   end
-  -- Versions do not fall within a sample, so the tail is the newest of all. Those of earlier epochs are clamped.
-  local epoch, version = group[P_TAIL_EPOCH], group[P_TAIL]
-  if epoch > state.epoch then
-    return {'samples.spans.version.epoch', format('%d', epoch), format('at most %d, the epoch of the run', state.epoch)}
-  elseif epoch == state.epoch and version > state.version
+  -- Versions do not fall within a sample, so the tail is the newest of all. Those of earlier terms are clamped.
+  local term, version = group[P_TAIL_TERM], group[P_TAIL]
+  if term > state.term then
+    return {'samples.spans.version.term', format('%d', term), format('at most %d, the term of the run', state.term)}
+  elseif term == state.term and version > state.version
     and version > tonumber(call('HGET', RUN, 'plan_version') or 0) then
     return {'samples.spans.version', format('%d', version),
       format('at most %d, the version that is published, or one that a plan announces', state.version)}
@@ -108,7 +108,7 @@ local function block(group, task, attempt, is_in_line)
     Waiting.join(ctx, group[P_PAYLOAD])
   end
   call('ZADD', key('staging'), format('%d', ctx.now), group[P_PAYLOAD])
-  if attempt > 0 and Tasks.live_expiry(ctx, group[P_TASK_ID], task, task.generation, attempt) then
+  if attempt > 0 and Tasks.live_expiry(ctx, group[P_TASK_ID], task, task.incarnation, attempt) then
     call('ZADD', key('leases'), format('%d', ctx.now + policy.lease_ttl_ms), Tasks.entry(group[P_TASK_ID], task))
     ctx.changed = true
   end
@@ -162,17 +162,17 @@ local function accept(group, task, attempt, filter)
     Tasks.unindex(ctx, task_id, task)
   end
   Ledger.move_task(ctx, task, 'completed')
-  Tasks.drop_continuation(task)
+  Tasks.drop_partial_rollout(task)
   task.accepted, task.body, task.worker, task.instance = attempt, group[P_PAYLOAD], '', ''
   task.filtered, task.group = filter and true or nil, state.sequence
   Tasks.save(task_id, task)
   local made = {
-    format('%s/%d', task_id, group[P_GENERATION]), task_id, state.sequence, group[P_PAYLOAD],
-    Timeline.effective(ctx, group[P_HEAD_EPOCH], group[P_HEAD]),
-    Timeline.effective(ctx, group[P_TAIL_EPOCH], group[P_TAIL]), state.epoch,
+    format('%s/%d', task_id, group[P_INCARNATION]), task_id, state.sequence, group[P_PAYLOAD],
+    Timeline.effective(ctx, group[P_HEAD_TERM], group[P_HEAD]),
+    Timeline.effective(ctx, group[P_TAIL_TERM], group[P_TAIL]), state.term,
     group[P_SAMPLES], group[P_TOKENS], group[P_LOSS_TOKENS], group[P_SIZE_BYTES], group[P_SPANS], environment,
     task.priority,
-    Timeline.effective_milli(ctx, group[P_TAIL_EPOCH], group[P_MEAN_MILLI]),
+    Timeline.effective_milli(ctx, group[P_TAIL_TERM], group[P_MEAN_MILLI]),
     Accepted.pack_responses(ctx, group),
   }
   Environments.know(ctx, environment)
@@ -210,14 +210,14 @@ local function push(group)
   elseif is_gone(group[P_PAYLOAD]) then
     return 'gone'
   elseif task then
-    local verdict = judge(task, group[P_GENERATION], attempt)
+    local verdict = judge(task, group[P_INCARNATION], attempt)
     if verdict ~= 'accept' then
       return verdict
     end
   elseif attempt > 0 then
     return 'unknown_lease'
-  elseif group[P_GENERATION] ~= 0 then
-    return {'generation', format('%d', group[P_GENERATION]), '0 for a task pushed without a lease'}
+  elseif group[P_INCARNATION] ~= 0 then
+    return {'incarnation', format('%d', group[P_INCARNATION]), '0 for a task pushed without a lease'}
   else
     local refused = Remembered.recall(ctx, group[P_TASK_ID], group[P_FIRST_REVISION])
     if refused then
@@ -261,4 +261,4 @@ Staging.unstage(settled)
 -- Calls of this push that were answered with 'more' have changed something, and left the revision to the last one.
 ctx.changed = ctx.changed or again == 1
 Accepted.count(ctx)
-return reply('pushed', Run.close(ctx, outcome == 'more'), state.epoch, state.version, outcomes)
+return reply('pushed', Run.close(ctx, outcome == 'more'), state.term, state.version, outcomes)

@@ -3,40 +3,40 @@
 -- earlier trainer was given must not touch the present one's. Payload keys never come again.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {epoch, step, payload keys}: epoch of the pull that found them gone
--- Replies {'ok', revision, lost} | {'error', 'unknown_run' | 'stale_epoch', ...}
+-- ARGV[1] {term, step, payload keys}: term of the pull that found them gone
+-- Replies {'ok', revision, lost} | {'error', 'unknown_run' | 'stale_term', ...}
 -- Complexity O(groups of the step)
 
 -- @include batches
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
-local epoch, step, reported = unpack(request, 1, 3)
+local term, step, reported = unpack(request, 1, 3)
 
 Run.relieve()
 if not Run.begin(ctx) then
   return refuse('unknown_run')
 end
 local state = ctx.state
-local refusal = Run.check_epoch(ctx, epoch)
+local refusal = Run.check_term(ctx, term)
 if refusal then
   return refusal
 end
 local is_delivered = step >= state.committed_steps and step < state.next_step
-local is_open = step == state.next_step and state.rounds > 0
+local is_open = step == state.next_step and state.micro_batches > 0
 local header = not state.resuming and (is_delivered or is_open) and Batches.load_step(step)
 local gone, lost = {}, 0
 for _, payload in ipairs(reported) do
   gone[payload] = true
 end
 
--- Takes the lost groups out of a round; returns it and whether there were any.
-local function settle_lost(round)
-  local stored, before = Batches.load_round(step, round), lost
+-- Takes the lost groups out of a micro-batch; returns it and whether there were any.
+local function settle_lost(micro_batch)
+  local stored, before = Batches.load_micro_batch(step, micro_batch), lost
   local kept, shards = {}, {}
   for rank = 0, #stored.ranks - 1 do
     local shard = {}
-    for _, chunk in ipairs(Batches.rank_chunks(step, round, stored, rank)) do
+    for _, chunk in ipairs(Batches.rank_chunks(step, micro_batch, stored, rank)) do
       for _, group in ipairs(unpack_msg(chunk)) do
         if gone[group[G_PAYLOAD]] then
           lost = lost + 1
@@ -53,18 +53,18 @@ local function settle_lost(round)
   if lost > before then
     local _, own = Batches.sum(kept, header.train_version)
     stored.own = own
-    Batches.store_round(ctx, step, round, stored, shards)
+    Batches.store_micro_batch(ctx, step, micro_batch, stored, shards)
   end
   return stored
 end
 
 if header then
   local earlier
-  for round = 0, header.rounds - 1 do
-    local stored = settle_lost(round)
+  for micro_batch = 0, header.micro_batches - 1 do
+    local stored = settle_lost(micro_batch)
     if lost > 0 then
       stored.total = Batches.up_to(earlier, stored.own)
-      Batches.save_round(step, round, stored)
+      Batches.save_micro_batch(step, micro_batch, stored)
     end
     earlier = stored.total
   end

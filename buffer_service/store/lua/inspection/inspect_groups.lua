@@ -5,9 +5,9 @@
 --         `next` of the page before
 -- Replies {'groups', revision, now, state ('queued' | 'forming' | 'delivered' | 'trained'), groups, next ({} after the
 --         last page)}; groups as Inspecting.describe_group; next: of the queue {sequence}; of a step
---         {epoch, round, ranks, rank, sequence (-1: before its first group)}
+--         {term, micro-batch, ranks, rank, sequence (-1: before its first group)}
 --       | {'error', 'unknown_run' | 'replay_gap' | 'step_ahead' | 'page_of_other_shards', ...}
--- Complexity O(classes * log queued + limit); of a step O(limit + 256 log groups)
+-- Complexity O(subqueues * log queued + limit); of a step O(limit + 256 log groups)
 
 -- @include inspecting
 
@@ -24,13 +24,13 @@ local function answer(place, following)
 end
 
 local function list_queue()
-  local classes = {}
-  for _, class in ipairs(Queue.load_classes(ctx)) do
-    if is_filtered == 0 or class.environment == environment then
-      classes[#classes + 1] = class
+  local subqueues = {}
+  for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+    if is_filtered == 0 or subqueue.environment == environment then
+      subqueues[#subqueues + 1] = subqueue
     end
   end
-  local sources = Queue.class_sources(ctx, classes, 'fifo')
+  local sources = Queue.subqueue_sources(ctx, subqueues, 'fifo')
   if after[1] then
     for _, source in ipairs(sources) do
       source.skipped = call('ZCOUNT', source.at, '-inf', format('%d', after[1]))
@@ -51,8 +51,8 @@ local function list_queue()
 end
 
 -- Groups of the chunk with this index, of the present timeline.
-local function load_chunk(round, rank, index)
-  local chunk = unpack_msg(call('HGET', key('chunks'), Batches.chunk_field(step, round, rank, index)))
+local function load_chunk(micro_batch, rank, index)
+  local chunk = unpack_msg(call('HGET', key('chunks'), Batches.chunk_field(step, micro_batch, rank, index)))
   for _, group in ipairs(chunk) do
     Record.clamp(ctx, group)
   end
@@ -60,11 +60,11 @@ local function load_chunk(round, rank, index)
 end
 
 -- Index of the first chunk of a rank that has a group after `sequence`; the number of chunks when none has.
-local function chunk_after(round, rank, chunks, sequence)
+local function chunk_after(micro_batch, rank, chunks, sequence)
   local low, high = 0, chunks
   while low < high do
     local middle = floor((low + high) / 2)
-    local chunk = load_chunk(round, rank, middle)
+    local chunk = load_chunk(micro_batch, rank, middle)
     if chunk[#chunk][G_SEQUENCE] <= sequence then
       low = middle + 1
     else
@@ -76,14 +76,14 @@ end
 
 -- Looks at up to `left` groups of a rank after `sequence`. Returns how many are left to look at, and the last one's
 -- sequence.
-local function list_rank(round, rank, chunks, sequence, left)
-  local index = sequence < 0 and 0 or chunk_after(round, rank, chunks, sequence)
+local function list_rank(micro_batch, rank, chunks, sequence, left)
+  local index = sequence < 0 and 0 or chunk_after(micro_batch, rank, chunks, sequence)
   while index < chunks and left > 0 do
-    for _, group in ipairs(load_chunk(round, rank, index)) do
+    for _, group in ipairs(load_chunk(micro_batch, rank, index)) do
       if left > 0 and group[G_SEQUENCE] > sequence then
         left, sequence = left - 1, group[G_SEQUENCE]
         if is_filtered == 0 or group[G_ENVIRONMENT] == environment then
-          groups[#groups + 1] = Inspecting.describe_group(group, round, rank)
+          groups[#groups + 1] = Inspecting.describe_group(group, micro_batch, rank)
         end
       end
     end
@@ -94,30 +94,30 @@ end
 
 -- The position after the page, {} after the last one; nil where `after` is of other shards.
 local function list_step(header)
-  local epoch, first_round, ranks, first_rank, first_sequence = unpack(after)
-  if epoch then
-    local is_same = epoch == state.epoch and first_round < header.rounds
-    if not is_same or ranks ~= #Batches.load_round(step, first_round).ranks then
+  local term, first_micro_batch, ranks, first_rank, first_sequence = unpack(after)
+  if term then
+    local is_same = term == state.term and first_micro_batch < header.micro_batches
+    if not is_same or ranks ~= #Batches.load_micro_batch(step, first_micro_batch).ranks then
       return nil
     end
   end
   local left = limit
-  for round = first_round or 0, header.rounds - 1 do
-    local stored = Batches.load_round(step, round)
-    for rank = round == first_round and first_rank or 0, #stored.ranks - 1 do
+  for micro_batch = first_micro_batch or 0, header.micro_batches - 1 do
+    local stored = Batches.load_micro_batch(step, micro_batch)
+    for rank = micro_batch == first_micro_batch and first_rank or 0, #stored.ranks - 1 do
       local chunks, sequence = stored.ranks[rank + 1][2], -1
-      if round == first_round and rank == first_rank then
+      if micro_batch == first_micro_batch and rank == first_rank then
         sequence = first_sequence
       end
       if left == 0 then
-        return {state.epoch, round, #stored.ranks, rank, sequence}
+        return {state.term, micro_batch, #stored.ranks, rank, sequence}
       elseif chunks == 0 then
         -- Something that was looked at, too.
         left = left - 1
       else
-        left, sequence = list_rank(round, rank, chunks, sequence, left)
+        left, sequence = list_rank(micro_batch, rank, chunks, sequence, left)
         if left == 0 then
-          return {state.epoch, round, #stored.ranks, rank, sequence}
+          return {state.term, micro_batch, #stored.ranks, rank, sequence}
         end
       end
     end
@@ -130,7 +130,7 @@ if step < 0 then
   return answer('queued', following)
 elseif step < state.checkpointed_steps then
   return refuse('replay_gap', step, state.checkpointed_steps)
-elseif step > state.next_step or step == state.next_step and state.rounds == 0 then
+elseif step > state.next_step or step == state.next_step and state.micro_batches == 0 then
   return refuse('step_ahead', step, state.next_step)
 end
 local following = list_step(Batches.load_step(step))

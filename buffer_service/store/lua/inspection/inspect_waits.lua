@@ -10,7 +10,7 @@
 --         next_step, published_steps, due, backing off}; needed: of the last pull that was short, 0: none
 --         has been
 --       | {'error', 'unknown_run'}
--- Complexity O(classes + environments + limit * log waiting)
+-- Complexity O(subqueues + environments + limit * log waiting)
 
 -- @include inspecting
 -- @include waiting
@@ -50,7 +50,7 @@ for index = 1, #flat, 2 do
 end
 
 local forming, target = 0, 0
-if state.rounds > 0 then
+if state.micro_batches > 0 then
   local open = Batches.load_step(state.next_step)
   forming, target = open.groups, open.target
 end

@@ -5,7 +5,7 @@
 -- scripts take to be there, and a secret.
 --
 -- KEYS[1] rb:{R}:run; its fields server, survived (the revision that the run had when that server came to it) and
---         survived_epoch (its epoch then: a resume has settled since what was lost)
+--         survived_term (its term then: a resume has settled since what was lost)
 -- ARGV[1] {server (which time as a primary of which life of a server), seen (highest revision that the process has
 --         acknowledged, 0 for none)}
 -- Replies {'claimed'} | {'error', 'unknown_run'} | {'error', 'store_rolled_back', ...}, the run is then paused
@@ -34,14 +34,14 @@ if lacks then
   Run.relieve()
   call('HSET', RUN, 'policy', pack(ctx.policy))
 end
-local known = call('HMGET', RUN, 'server', 'survived', 'survived_epoch')
-local survived, epoch = tonumber(known[2] or 0), tonumber(known[3] or 0)
+local known = call('HMGET', RUN, 'server', 'survived', 'survived_term')
+local survived, term = tonumber(known[2] or 0), tonumber(known[3] or 0)
 if known[1] ~= server then
-  survived, epoch = ctx.state.revision, ctx.state.epoch
+  survived, term = ctx.state.revision, ctx.state.term
   Run.relieve()
-  call('HSET', RUN, 'server', server, 'survived', format('%d', survived), 'survived_epoch', format('%d', epoch))
+  call('HSET', RUN, 'server', server, 'survived', format('%d', survived), 'survived_term', format('%d', term))
 end
-if seen > survived and ctx.state.epoch == epoch then
+if seen > survived and ctx.state.term == term then
   Run.roll_back(ctx, math.max(seen, ctx.state.revision + 1))
   return refuse('store_rolled_back', seen, survived)
 end

@@ -33,8 +33,8 @@ end
 -- that late results for the former's are not taken for those of its own.
 ctx.state = {
   revision = revision, forgotten = revision, seen = 0, created_ms = ctx.now, paused = '', held = false,
-  draining = false, last_error = '', epoch = 1, version = 0, forks = {}, world_size = 0, cursor = 0,
-  next_step = 0, rounds = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0,
+  draining = false, last_error = '', term = 1, version = 0, forks = {}, world_size = 0, cursor = 0,
+  next_step = 0, micro_batches = 0, committed_steps = 0, checkpointed_steps = 0, freed_steps = 0, published_steps = 0,
   sequence = floor(revision / 1000000) % 1000000 * 100000000, tickets = 0, ended_sequence = 0, ended_through = 0,
   retained_bytes = 0,
 }

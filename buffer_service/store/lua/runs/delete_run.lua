@@ -5,7 +5,7 @@
 -- ARGV[1] {begin}: 1 begins to delete, 0 only goes on
 -- Replies {'more'}: empty the trash and call again | {'deleted'}
 --       | {'error', 'unknown_run'}: there is no such run (any more)
--- Complexity O(256 groups and tasks); the last call O(classes + workers)
+-- Complexity O(256 groups and tasks); the last call O(subqueues + workers)
 
 -- @include blocks
 -- @include burial
@@ -53,7 +53,7 @@ local function trash_all(payloads)
   call_many('SADD', TRASH, payloads)
 end
 
-local function empty_class(name)
+local function empty_subqueue(name)
   empty_sorted_set(key('q:' .. name), function(members)
     for _, block in ipairs(Blocks.of(members)) do
       local payloads = {}
@@ -86,7 +86,7 @@ local function empty_chunks()
   end
 end
 
--- Portions of a round (Gathering): all fields but two.
+-- Portions of a micro-batch (Gathering): all fields but two.
 local function empty_gathered()
   local portion = call('HLEN', key('gathered')) - 2
   while left > 0 and portion > 0 do
@@ -100,7 +100,7 @@ local function empty_gathered()
   end
 end
 
--- Continuations of open tasks.
+-- Partial rollouts of open tasks.
 local function empty_tasks(at)
   empty_sorted_set(at, function(members)
     local ids, payloads = {}, {}
@@ -117,10 +117,10 @@ local function empty_tasks(at)
   end)
 end
 
-local classes = call('HKEYS', key('classes'))
+local subqueues = call('HKEYS', key('subqueues'))
 local environments = call('HKEYS', key('pending_environments'))
-for _, name in ipairs(classes) do
-  empty_class(name)
+for _, name in ipairs(subqueues) do
+  empty_subqueue(name)
 end
 empty_chunks()
 empty_gathered()
@@ -144,13 +144,14 @@ end
 
 -- No payload is left: the indexes go at once, and with them the name under which they were found.
 local names = {
-  'classes', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'rounds', 'chunks', 'gathered',
-  'tasks', 'specs', 'delayed', 'leases', 'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard',
-  'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'places', 'place_line', 'ended', 'failures',
+  'subqueues', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'micro_batches', 'chunks',
+  'gathered', 'tasks', 'specs', 'delayed', 'leases', 'pending_environments', 'waiting', 'staging', 'workers',
+  'workers_heard', 'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'permits', 'permit_line', 'ended',
+  'failures',
   'remembered', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_manifests',
   'test_now', 'deleting',
 }
-for _, name in ipairs(classes) do
+for _, name in ipairs(subqueues) do
   names[#names + 1] = 'q:' .. name
   names[#names + 1] = 'a:' .. name
 end

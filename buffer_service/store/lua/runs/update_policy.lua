@@ -3,7 +3,7 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, policy, expected policy or nil}
 -- Replies {'ok', revision} | {'error', 'unknown_run' | 'store_rolled_back' | 'policy_changed' | 'invalid_policy', ...}
--- Complexity O(classes)
+-- Complexity O(subqueues)
 
 -- @include ledger
 -- @include queue

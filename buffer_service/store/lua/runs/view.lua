@@ -30,8 +30,8 @@ if queued[1] > 2000 then
   queued = {queued[1], sums[2], sums[3], sums[4]}
 else
   queued = state.gathered and {unpack(state.gathered, 2, 5)} or {0, 0, 0, 0}
-  for _, class in ipairs(Queue.load_classes(ctx)) do
-    for _, block in ipairs(Blocks.of(call('ZRANGE', class.q, 0, -1))) do
+  for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+    for _, block in ipairs(Blocks.of(call('ZRANGE', subqueue.q, 0, -1))) do
       for _, raw in ipairs(call('HMGET', block.key, unpack(block.members))) do
         local group = raw and unpack_msg(raw)
         if group then
@@ -52,7 +52,7 @@ local function sum_steps(first, last)
 end
 
 local delivered = sum_steps(state.committed_steps, state.next_step - 1)
-local forming = state.rounds > 0 and sum_steps(state.next_step, state.next_step) or {0, 0, 0, 0}
+local forming = state.micro_batches > 0 and sum_steps(state.next_step, state.next_step) or {0, 0, 0, 0}
 return reply('view', ctx.policy, state, ledger, queued, forming, delivered, Pending.count(ctx),
   call('ZCARD', key('leases')), call('HGETALL', key('env_ledger')), call('HVALS', key('engines')),
   call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), ctx.now, call('LRANGE', key('failures'), 0, -1),

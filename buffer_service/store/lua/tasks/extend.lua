@@ -32,18 +32,18 @@ end
 local function cancel(task_id, task)
   Run.count(ctx, 'leases_cancelled', 1)
   if task.payload ~= '' then
-    Tasks.discard_continuation(ctx, task)
+    Tasks.discard_partial_rollout(ctx, task)
   end
   Tasks.reopen(ctx, task_id, task, ctx.now)
 end
 
 for index, id in ipairs(lease_ids) do
-  local task_id, generation, attempt = Tasks.parse_lease_id(id)
+  local task_id, incarnation, attempt = Tasks.parse_lease_id(id)
   local task = task_id and Tasks.load(task_id)
   states[index] = 'lost'
   if task and task.worker == worker_id and task.instance == instance_id
-    and Tasks.live_expiry(ctx, task_id, task, generation, attempt) then
-    if not task.evaluation and Timeline.effective(ctx, task.lease_epoch, task.lease_head) < oldest_head then
+    and Tasks.live_expiry(ctx, task_id, task, incarnation, attempt) then
+    if not task.evaluation and Timeline.effective(ctx, task.lease_term, task.lease_head) < oldest_head then
       cancel(task_id, task)
       states[index] = 'cancelled'
     else

@@ -1,11 +1,11 @@
--- Returns leases, with what their attempts leave behind. Continuations are stored before; those of lost leases and of
--- pinned tasks go to trash.
+-- Returns leases, with what their attempts leave behind. Partial rollouts are stored before; those of lost leases and
+-- of pinned tasks go to trash.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, worker_id, instance_id, returns}; a return is {lease_id, 'interrupted' | 'failed', error,
---         payload key of the continuation ('' for none), head_epoch, head (-1: none), tokens}
+--         payload key of the partial rollout ('' for none), head_term, head (-1: none), tokens}
 -- Replies {'returned', revision, outcomes}: 'pending' | 'failed' | 'lost' for each, in request order
---       | {'error', 'unknown_run' | 'store_rolled_back', ...}: the continuations' keys are on trash where there is a
+--       | {'error', 'unknown_run' | 'store_rolled_back', ...}: the partial rollouts' keys are on trash where there is a
 --         run
 -- Complexity O(returns * log tasks)
 
@@ -39,17 +39,17 @@ end
 
 local outcomes = {}
 for index, given in ipairs(returns) do
-  local lease_id, how, why, payload, head_epoch, head, tokens = unpack(given, 1, 7)
-  local task_id, generation, attempt = Tasks.parse_lease_id(lease_id)
+  local lease_id, how, why, payload, head_term, head, tokens = unpack(given, 1, 7)
+  local task_id, incarnation, attempt = Tasks.parse_lease_id(lease_id)
   local task = task_id and Tasks.load(task_id)
   if task and task.worker == worker_id and task.instance == instance_id
-    and Tasks.live_expiry(ctx, task_id, task, generation, attempt) then
+    and Tasks.live_expiry(ctx, task_id, task, incarnation, attempt) then
     Tasks.count(ctx, task, 'leases_returned')
     if task.evaluation then
       Tasks.trash(payload)
     elseif payload ~= '' then
       Tasks.trash(task.payload)
-      task.payload, task.head_epoch, task.head, task.tokens = payload, head_epoch, head, tokens
+      task.payload, task.head_term, task.head, task.tokens = payload, head_term, head, tokens
     end
     outcomes[index] = 'pending'
     if how == 'interrupted' then

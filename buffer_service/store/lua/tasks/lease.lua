@@ -2,21 +2,21 @@
 -- version that its engine has.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, worker_id, instance_id, request_id, engine_id, loaded_epoch, loaded_version, max_tasks,
+-- ARGV[1] {seen_revision, worker_id, instance_id, request_id, engine_id, loaded_term, loaded_version, max_tasks,
 --         message_bytes, sink ('queue' | 'evaluations'), would_load (1 or 0)}; message_bytes: what one reply can carry
--- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, epoch, version, grants, wanted}; a grant
---         is {task_id, generation, attempt, spec, payload key of the continuation ('' for none), name, pinned}; name:
---         the id that the trainer gave the task; pinned is {} or {epoch, version}, wanted {} or {epoch, version,
+-- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, term, version, grants, wanted}; a grant
+--         is {task_id, incarnation, attempt, spec, payload key of the partial rollout ('' for none), name, pinned};
+--         name: the id that the trainer gave the task; pinned is {} or {term, version}, wanted {} or {term, version,
 --         manifest ('' for none)}
 --       | {'more'}: much of what the worker's former process held was returned; call again
 --       | {'error', 'unknown_run' | 'store_rolled_back', ...}
--- Complexity O(environments + classes + evaluations + (max_tasks + due) * log tasks)
+-- Complexity O(environments + subqueues + evaluations + (max_tasks + due) * log tasks)
 
 -- @include admission
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
-local seen, worker_id, instance_id, request_id, engine_id, loaded_epoch, loaded_version = unpack(request, 1, 7)
+local seen, worker_id, instance_id, request_id, engine_id, loaded_term, loaded_version = unpack(request, 1, 7)
 local max_tasks, message_bytes, sink, would_load = unpack(request, 8, 11)
 local is_evaluation = sink == 'evaluations'
 if not is_evaluation and sink ~= 'queue' then
@@ -41,7 +41,7 @@ Tasks.expire_leases(ctx, is_evaluation and 'eval_leases' or 'leases', 100)
 
 local held = key('held:' .. worker_id)
 local worker = call('HGET', key('workers'), worker_id)
--- The process, and for each sink the last request that was granted something, with what: {id, {{task_id, generation,
+-- The process, and for each sink the last request that was granted something, with what: {id, {{task_id, incarnation,
 -- attempt}, ...}}.
 worker = worker and unpack_msg(worker) or {'', {}}
 
@@ -51,7 +51,7 @@ local function save_worker(granted)
 end
 
 local function answer(wait, required, grants, wanted)
-  return reply('leased', Run.close(ctx), wait, required, policy.lease_ttl_ms, state.epoch, state.version, grants,
+  return reply('leased', Run.close(ctx), wait, required, policy.lease_ttl_ms, state.term, state.version, grants,
     wanted or {})
 end
 
@@ -63,7 +63,7 @@ if worker[1] ~= instance_id then
   for _, member in ipairs(members) do
     local task_id = Tasks.id_of_entry(member)
     local task = Tasks.load(task_id)
-    if task and Tasks.live_expiry(ctx, task_id, task, task.generation, task.attempt) then
+    if task and Tasks.live_expiry(ctx, task_id, task, task.incarnation, task.attempt) then
       Tasks.count(ctx, task, 'leases_returned')
       Tasks.reopen(ctx, task_id, task, ctx.now)
       returned = returned + 1
@@ -98,16 +98,17 @@ if engine and unpack_msg(engine)[3] == 'quarantined' then
   return answer('quarantined', 0, {})
 end
 local train_version = Timeline.next_train_version(ctx)
-local loaded = Timeline.effective(ctx, loaded_epoch, loaded_version)
+local loaded = Timeline.effective(ctx, loaded_term, loaded_version)
 
--- Gives up a task's continuation where it is too stale to be trained, or too far from the weights it would go on with.
-local function check_continuation(task)
-  local head = Timeline.effective(ctx, task.head_epoch, task.head)
+-- Gives up a task's partial rollout where it is too stale to be trained, or too far from the weights it would go on
+-- with.
+local function check_partial_rollout(task)
+  local head = Timeline.effective(ctx, task.head_term, task.head)
   if policy.max_staleness >= 0 and train_version - head > policy.max_staleness then
-    Tasks.discard_continuation(ctx, task)
+    Tasks.discard_partial_rollout(ctx, task)
   elseif policy.max_version_spread >= 0 and loaded - head > policy.max_version_spread then
-    Run.count(ctx, 'continuations_beyond_spread', 1)
-    Tasks.discard_continuation(ctx, task)
+    Run.count(ctx, 'partial_rollouts_beyond_spread', 1)
+    Tasks.discard_partial_rollout(ctx, task)
   end
 end
 
@@ -115,14 +116,14 @@ end
 local function lease(task_id, task)
   local member = Tasks.entry(task_id, task)
   if task.head >= 0 then
-    check_continuation(task)
+    check_partial_rollout(task)
   end
   Tasks.unindex(ctx, task_id, task)
   Tasks.move(ctx, task, 'leased')
   task.attempt, task.worker, task.instance = task.attempt + 1, worker_id, instance_id
-  task.lease_epoch, task.lease_head, task.granted = state.epoch, loaded, ctx.now
+  task.lease_term, task.lease_head, task.granted = state.term, loaded, ctx.now
   if task.head >= 0 then
-    task.lease_head = math.min(loaded, Timeline.effective(ctx, task.head_epoch, task.head))
+    task.lease_head = math.min(loaded, Timeline.effective(ctx, task.head_term, task.head))
   end
   call('ZADD', Tasks.leases_of(task), format('%d', ctx.now + policy.lease_ttl_ms), member)
   call('SADD', held, member)
@@ -141,11 +142,11 @@ local function lease_all(task_ids)
     end
     bytes = bytes + size
     if size > message_bytes then
-      Tasks.discard_continuation(ctx, task)
+      Tasks.discard_partial_rollout(ctx, task)
     end
     lease(task_id, task)
     grants[index] = Tasks.grant_of(task_id, task)
-    given[index] = {task_id, task.generation, task.attempt}
+    given[index] = {task_id, task.incarnation, task.attempt}
   end
   if #grants > 0 then
     local granted = worker[2]
@@ -156,7 +157,7 @@ local function lease_all(task_ids)
 end
 
 local function lease_of_evaluations()
-  local task_ids, is_backing_off, oldest, other = Evaluations.pick(ctx, loaded_epoch, loaded_version, max_tasks)
+  local task_ids, is_backing_off, oldest, other = Evaluations.pick(ctx, loaded_term, loaded_version, max_tasks)
   local grants, is_full = lease_all(task_ids)
   local wait, target = '', other
   if is_full then

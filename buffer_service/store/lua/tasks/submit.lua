@@ -1,10 +1,10 @@
 -- Adds tasks and moves the feeder's cursor, both or neither.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, epoch, request_id, expected_cursor, cursor, feeder_state, tasks}; a task is
+-- ARGV[1] {seen_revision, term, request_id, expected_cursor, cursor, feeder_state, tasks}; a task is
 --         {task_id ('' asks for one), priority, spec, environment}
 -- Replies {'submitted', revision, cursor, pending, task_ids}
---       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'cursor_conflict' |
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'run_paused' | 'cursor_conflict' |
 --         'pending_full', ...}
 --       | {'error', 'task_exists', index, task_id} | {'error', 'environments', index, environment}
 -- Complexity O(tasks * log pending)
@@ -14,9 +14,9 @@
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
-local seen, epoch, request_id, expected_cursor, cursor, feeder_state, submitted = unpack(request, 1, 7)
+local seen, term, request_id, expected_cursor, cursor, feeder_state, submitted = unpack(request, 1, 7)
 
-local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch)
+local refusal = Run.open(ctx, seen) or Run.check_term(ctx, term)
 if refusal then
   return refusal
 end

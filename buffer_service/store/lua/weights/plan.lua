@@ -1,19 +1,19 @@
 -- Announces a collective update of the weights, or its next phase, in place of the one before.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, epoch, version, plan}
+-- ARGV[1] {seen_revision, term, version, plan}
 -- Replies {'ok', revision}
---       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'version_conflict', ...}
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'run_paused' | 'version_conflict', ...}
 -- Complexity O(1)
 
 -- @include commit
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
-local seen, epoch, version, plan = unpack(request, 1, 4)
+local seen, term, version, plan = unpack(request, 1, 4)
 
 Run.relieve()
-local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch) or Commit.check_trainer(ctx)
+local refusal = Run.open(ctx, seen) or Run.check_term(ctx, term) or Commit.check_trainer(ctx)
 if refusal then
   return refusal
 end

@@ -1,11 +1,11 @@
--- Makes (epoch, version) the published weights and commits through a step, in one decision.
+-- Makes (term, version) the published weights and commits through a step, in one decision.
 --
 -- KEYS[1] rb:{R}:run
--- ARGV[1] {seen_revision, epoch, version, manifest, commit_through (-1: none), trainer_busy_ms (-1: not said),
+-- ARGV[1] {seen_revision, term, version, manifest, commit_through (-1: none), trainer_busy_ms (-1: not said),
 --         trainer_wait_ms}
--- Replies {'published', revision, epoch, version, committed_steps, more}; more: 1 when freeing has to go on
+-- Replies {'published', revision, term, version, committed_steps, more}; more: 1 when freeing has to go on
 --         (batches/free.lua)
---       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_epoch' | 'run_paused' | 'version_conflict' |
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'run_paused' | 'version_conflict' |
 --         'step_ahead', ...}
 -- Complexity O(steps), and up to 256 groups beyond retention freed
 
@@ -15,10 +15,10 @@
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
-local seen, epoch, version, manifest, commit_through, busy_ms, wait_ms = unpack(request, 1, 7)
+local seen, term, version, manifest, commit_through, busy_ms, wait_ms = unpack(request, 1, 7)
 
 Run.relieve()
-local refusal = Run.open(ctx, seen) or Run.check_epoch(ctx, epoch) or Commit.check_trainer(ctx)
+local refusal = Run.open(ctx, seen) or Run.check_term(ctx, term) or Commit.check_trainer(ctx)
 if refusal then
   return refusal
 end
@@ -66,4 +66,4 @@ if not is_repeat then
   topics.weights, topics.tasks, topics.groups = true, true, true
 end
 local revision = Run.close(ctx)
-return reply('published', revision, state.epoch, state.version, state.committed_steps, Free.portion(ctx) and 1 or 0)
+return reply('published', revision, state.term, state.version, state.committed_steps, Free.portion(ctx) and 1 or 0)

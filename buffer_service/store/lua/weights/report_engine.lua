@@ -1,15 +1,15 @@
 -- Records what a worker says of an engine, adds what its counters grew by to the run's totals, and gives or takes back
--- its place among those that may be out of service for a load.
+-- its permit to be out of service for a load.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, engine_id, report, state, wants_load (0 or 1), decoded_tokens, decode_busy_ms,
 --         decode_request_ms, reload counters (empty: none are said)}; report: packed {engine_id, worker_id, state,
---         epoch, version, reloads, last_reload_ms, last_error, errors, membership, prepared_epoch (0: none),
+--         term, version, reloads, last_reload_ms, last_error, errors, membership, prepared_term (0: none),
 --         prepared_version, weights_url}
--- Replies {'ok', revision, epoch, version, may_load (0 or 1)} | {'error', 'unknown_run' | 'store_rolled_back', ...}
--- Complexity O(log engines), and up to the number of places or the engines that have left the line in silence
+-- Replies {'ok', revision, term, version, may_load (0 or 1)} | {'error', 'unknown_run' | 'store_rolled_back', ...}
+-- Complexity O(log engines), and up to the number of permits or the engines that have left the line in silence
 
--- @include places
+-- @include permits
 -- @include totals
 -- @include totals_of
 
@@ -27,7 +27,7 @@ if call('HGET', key('engines'), engine_id) ~= report then
   ctx.changed = true
   ctx.topics.tasks = true
 end
-Places.hear_engine(ctx, engine_id)
+Permits.hear_engine(ctx, engine_id)
 
 local counters = {unpack(request, 6, 8)}
 local said, packed = call('HGET', key('engine_counters'), engine_id), pack(counters)
@@ -42,12 +42,12 @@ if #request[9] > 0 then
   Totals.count_reloads(engine_id, request[9])
 end
 
--- An engine that does not serve anyway cannot be taken out of service: it needs no place.
-local needs_place = Places.limit(ctx) > 0 and (engine_state == 'ready' or engine_state == 'loading')
-local may_load = not needs_place
-if needs_place and wants_load == 1 then
-  may_load = Places.take(ctx, engine_id)
+-- An engine that does not serve anyway cannot be taken out of service: it needs no permit.
+local needs_permit = Permits.limit(ctx) > 0 and (engine_state == 'ready' or engine_state == 'loading')
+local may_load = not needs_permit
+if needs_permit and wants_load == 1 then
+  may_load = Permits.take(ctx, engine_id)
 else
-  Places.leave(ctx, engine_id)
+  Permits.leave(ctx, engine_id)
 end
-return reply('ok', Run.close(ctx), state.epoch, state.version, may_load and 1 or 0)
+return reply('ok', Run.close(ctx), state.term, state.version, may_load and 1 or 0)

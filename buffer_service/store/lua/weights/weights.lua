@@ -2,11 +2,11 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {}
--- Replies {'weights', revision, epoch, version, manifest, paused, plan, may_load} | {'error', 'unknown_run'};
---         manifest and plan: '' for none; may_load: 0 when every place of an engine that loads is taken
+-- Replies {'weights', revision, term, version, manifest, paused, plan, may_load} | {'error', 'unknown_run'};
+--         manifest and plan: '' for none; may_load: 0 when every permit of an engine that loads is taken
 -- Complexity O(log engines)
 
--- @include places
+-- @include permits
 
 local ctx = Run.context()
 if not Run.load(ctx) then
@@ -15,5 +15,5 @@ end
 local state = ctx.state
 local manifest = call('HGET', key('manifests'), format('%d', state.version)) or ''
 local plan = call('HGET', RUN, 'plan') or ''
-return reply('weights', Run.signed(ctx, state.revision), state.epoch, state.version, manifest, state.paused, plan,
-  Places.free(ctx) > 0 and 1 or 0)
+return reply('weights', Run.signed(ctx, state.revision), state.term, state.version, manifest, state.paused, plan,
+  Permits.free(ctx) > 0 and 1 or 0)

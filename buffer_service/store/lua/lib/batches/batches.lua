@@ -1,14 +1,13 @@
--- Assembled steps and the rounds that they are made of. A whole batch is a step of one round; a step that is still
--- open (streaming) is `next_step`, with state.rounds > 0 rounds closed.
+-- Assembled steps and the micro-batches that they are made of. A whole batch is a step of one micro-batch; a step that
+-- is still open (streaming) is `next_step`, with state.micro_batches > 0 micro-batches closed.
 --
 -- hash `steps`, step → header (msgpack map): train_version, target, micro (0: whole), budget (tokens), equal (1 or 0),
--- rounds (closed), and of the groups that it has now: groups, samples, tokens, bytes, environments ({environment =
--- {groups, samples, tokens, bytes}}). Whether they are forming, delivered or trained follows from next_step and
--- committed_steps.
--- hash `rounds`, "step/round" → msgpack map: own and total (of this round, and of the step up to it: groups, samples,
--- tokens, loss_tokens, bytes, staleness_sum, staleness_max), and ranks: for each {tokens, chunks}.
--- hash `chunks`, "step/round/rank/index" (from 0) → msgpack array of group records in order of sequence, at most CHUNK
--- of them: what one rank pulls is returned without being unpacked, and freed in portions.
+-- micro-batches (closed), and of the groups that it has now: groups, samples, tokens, bytes, environments ({environment
+-- = {groups, samples, tokens, bytes}}). Whether they are forming, delivered or trained follows from next_step and
+-- committed_steps. hash `micro_batches`, "step/micro-batch" → msgpack map: own and total (of this micro-batch, and of
+-- the step up to it: groups, samples, tokens, loss_tokens, bytes, staleness_sum, staleness_max), and ranks: for each
+-- {tokens, chunks}. hash `chunks`, "step/micro-batch/rank/index" (from 0) → msgpack array of group records in order of
+-- sequence, at most CHUNK of them: what one rank pulls is returned without being unpacked, and freed in portions.
 
 -- @include groups
 -- @include sharding
@@ -30,20 +29,20 @@ function Batches.delete_step(step)
   call('HDEL', key('steps'), format('%d', step))
 end
 
-function Batches.round_field(step, round)
-  return format('%d/%d', step, round)
+function Batches.micro_batch_field(step, micro_batch)
+  return format('%d/%d', step, micro_batch)
 end
 
-function Batches.load_round(step, round)
-  return unpack_msg(call('HGET', key('rounds'), Batches.round_field(step, round)))
+function Batches.load_micro_batch(step, micro_batch)
+  return unpack_msg(call('HGET', key('micro_batches'), Batches.micro_batch_field(step, micro_batch)))
 end
 
-function Batches.save_round(step, round, stored)
-  call('HSET', key('rounds'), Batches.round_field(step, round), pack(stored))
+function Batches.save_micro_batch(step, micro_batch, stored)
+  call('HSET', key('micro_batches'), Batches.micro_batch_field(step, micro_batch), pack(stored))
 end
 
-function Batches.chunk_field(step, round, rank, index)
-  return format('%d/%d/%d/%d', step, round, rank, index)
+function Batches.chunk_field(step, micro_batch, rank, index)
+  return format('%d/%d/%d/%d', step, micro_batch, rank, index)
 end
 
 -- State of a step's groups in the ledger.
@@ -65,8 +64,8 @@ end
 
 -- Sums over groups by environment, each {groups, samples, tokens, bytes, response tokens, staleness, pre-queue,
 -- in-queue, token staleness}: staleness as of training by train_version, that of tokens in thousandths. And over all
--- groups: `own` of a round, sums that no environment has, and groups by staleness, pre-queue and in-queue, and response
--- tokens by staleness, {versions = count} each. Little is done for a group: pulls spend their time here.
+-- groups: `own` of a micro-batch, sums that no environment has, and groups by staleness, pre-queue and in-queue, and
+-- response tokens by staleness, {versions = count} each. Little is done for a group: pulls spend their time here.
 function Batches.sum(groups, train_version)
   local by_environment, environments = {}, {}
   for index = 1, #groups do
@@ -167,7 +166,8 @@ function Batches.add_each(sums, more)
   return sums
 end
 
--- What a step has up to a round: `before`, the same of the round before it (nil for the first), and the round's own.
+-- What a step has up to a micro-batch: `before`, the same of the micro-batch before it (nil for the first), and the
+-- micro-batch's own.
 function Batches.up_to(before, own)
   local total = {}
   for name, value in pairs(own) do
@@ -178,28 +178,28 @@ function Batches.up_to(before, own)
 end
 
 -- Fields of the chunks of one rank (from 0).
-function Batches.chunk_fields(step, round, stored, rank)
+function Batches.chunk_fields(step, micro_batch, stored, rank)
   local fields = {}
   for index = 0, stored.ranks[rank + 1][2] - 1 do
-    fields[index + 1] = Batches.chunk_field(step, round, rank, index)
+    fields[index + 1] = Batches.chunk_field(step, micro_batch, rank, index)
   end
   return fields
 end
 
 -- The packed chunks of one rank.
-function Batches.rank_chunks(step, round, stored, rank)
-  local fields = Batches.chunk_fields(step, round, stored, rank)
+function Batches.rank_chunks(step, micro_batch, stored, rank)
+  local fields = Batches.chunk_fields(step, micro_batch, stored, rank)
   if #fields == 0 then
     return {}
   end
   return call('HMGET', key('chunks'), unpack(fields))
 end
 
--- All groups of a round, by sequence, as they were at assembly.
-function Batches.round_groups(step, round, stored)
+-- All groups of a micro-batch, by sequence, as they were at assembly.
+function Batches.micro_batch_groups(step, micro_batch, stored)
   local groups = {}
   for rank = 0, #stored.ranks - 1 do
-    for _, chunk in ipairs(Batches.rank_chunks(step, round, stored, rank)) do
+    for _, chunk in ipairs(Batches.rank_chunks(step, micro_batch, stored, rank)) do
       for _, group in ipairs(unpack_msg(chunk)) do
         groups[#groups + 1] = group
       end
@@ -209,10 +209,10 @@ function Batches.round_groups(step, round, stored)
   return groups
 end
 
--- Writes a round with its groups split over the ranks, in place of what it had.
-function Batches.store_round(ctx, step, round, stored, shards)
+-- Writes a micro-batch with its groups split over the ranks, in place of what it had.
+function Batches.store_micro_batch(ctx, step, micro_batch, stored, shards)
   for rank = 0, #(stored.ranks or {}) - 1 do
-    call_many('HDEL', key('chunks'), Batches.chunk_fields(step, round, stored, rank))
+    call_many('HDEL', key('chunks'), Batches.chunk_fields(step, micro_batch, stored, rank))
   end
   stored.ranks = {}
   for rank, shard in ipairs(shards) do
@@ -222,28 +222,29 @@ function Batches.store_round(ctx, step, round, stored, shards)
     end
     for first = 1, #shard, Batches.CHUNK do
       local last = math.min(first + Batches.CHUNK - 1, #shard)
-      local field = Batches.chunk_field(step, round, rank - 1, chunks)
+      local field = Batches.chunk_field(step, micro_batch, rank - 1, chunks)
       call('HSET', key('chunks'), field, Record.pack_many(ctx, shard, first, last))
       chunks = chunks + 1
     end
     stored.ranks[rank] = {tokens, chunks}
   end
-  Batches.save_round(step, round, stored)
+  Batches.save_micro_batch(step, micro_batch, stored)
 end
 
 -- Takes groups out of a step, the last ones first, about `limit` of them: calls each(groups) with each chunk. Returns
--- what it was worth of the limit; header.rounds is 0 when the step is empty. The header is the caller's to write.
+-- what it was worth of the limit; header.micro_batches is 0 when the step is empty. The header is the caller's to
+-- write.
 function Batches.dismantle(step, header, limit, each)
   local done = 0
-  while header.rounds > 0 and done < limit do
-    local round = header.rounds - 1
-    local stored = Batches.load_round(step, round)
+  while header.micro_batches > 0 and done < limit do
+    local micro_batch = header.micro_batches - 1
+    local stored = Batches.load_micro_batch(step, micro_batch)
     local ranks = stored.ranks
     while #ranks > 0 and done < limit do
       local rank = #ranks
       local chunks = ranks[rank][2]
       if chunks > 0 then
-        local field = Batches.chunk_field(step, round, rank - 1, chunks - 1)
+        local field = Batches.chunk_field(step, micro_batch, rank - 1, chunks - 1)
         local groups = unpack_msg(call('HGET', key('chunks'), field))
         call('HDEL', key('chunks'), field)
         each(groups)
@@ -252,10 +253,10 @@ function Batches.dismantle(step, header, limit, each)
       ranks[rank] = chunks > 1 and {ranks[rank][1], chunks - 1} or nil
     end
     if #ranks > 0 then
-      Batches.save_round(step, round, stored)
+      Batches.save_micro_batch(step, micro_batch, stored)
     else
-      call('HDEL', key('rounds'), Batches.round_field(step, round))
-      header.rounds = round
+      call('HDEL', key('micro_batches'), Batches.micro_batch_field(step, micro_batch))
+      header.micro_batches = micro_batch
       done = done + 1
     end
   end

@@ -35,7 +35,7 @@ function Free.portion(ctx)
         Free.free_groups(ctx, groups)
       end)
     end
-    if header and header.rounds > 0 then
+    if header and header.micro_batches > 0 then
       Batches.save_step(state.freed_steps, header)
     else
       Batches.delete_step(state.freed_steps)

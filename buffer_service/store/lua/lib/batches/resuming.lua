@@ -1,7 +1,7 @@
 -- A resume, in portions of about VICTIMS groups.
 --
 -- state.resuming, while a resume is under way: {request_id, step, mode, regenerate (1 or 0), clamped (1 when the ages
--- of queued groups are of the new timeline)}. Its first portion begins the new epoch, which shuts the old trainer out;
+-- of queued groups are of the new timeline)}. Its first portion begins the new term, which shuts the old trainer out;
 -- until its last one the run is paused as 'resuming' and whoever resumes finishes it first. In between, every group is
 -- in exactly one place, ledger and steps agree, and only the queue's caps may be exceeded.
 
@@ -43,8 +43,8 @@ function Resuming.begin(ctx, request_id, step, mode, regenerate)
   Commit.forget_plan()
   Totals.forget_snapshots()
   call('HDEL', RUN, 'trainer')
-  state.epoch = state.epoch + 1
-  state.forks[#state.forks + 1] = {state.epoch, state.version}
+  state.term = state.term + 1
+  state.forks[#state.forks + 1] = {state.term, state.version}
   state.world_size = 0
   Resuming.forgive_loss(ctx)
 end
@@ -86,7 +86,7 @@ function Resuming.take_back(ctx, step, mode, limit)
       end
     end
   end)
-  local is_empty = header.rounds == 0
+  local is_empty = header.micro_batches == 0
   if is_empty then
     Batches.delete_step(step)
   else
@@ -99,12 +99,12 @@ end
 function Resuming.take_steps_back(ctx, first, mode)
   local state = ctx.state
   local left = Free.VICTIMS
-  if state.rounds > 0 then
+  if state.micro_batches > 0 then
     local done, is_empty = Resuming.take_back(ctx, state.next_step, mode, left)
     if not is_empty then
       return true
     end
-    state.rounds = 0
+    state.micro_batches = 0
     left = left - done
   end
   while state.next_step > first and left > 0 do
@@ -164,7 +164,7 @@ function Resuming.finish(ctx)
   end
   state.committed_steps = math.min(state.committed_steps, step)
   state.published_steps = step
-  if state.rounds > 0 then
+  if state.micro_batches > 0 then
     -- The open step must not ask for groups of versions that the abandoned timeline alone had.
     local open = Batches.load_step(state.next_step)
     open.train_version = math.min(open.train_version, Timeline.next_train_version(ctx))
@@ -175,7 +175,7 @@ function Resuming.finish(ctx)
   state.revision = math.max(state.revision, state.seen)
   state.seen = 0
   local feeder = call('HGET', RUN, 'feeder') or ''
-  local facts = {state.epoch, step, state.next_step, state.version, state.cursor, feeder}
+  local facts = {state.term, step, state.next_step, state.version, state.cursor, feeder}
   call('HSET', RUN, 'last_resume', pack({request_id, unpack(facts)}))
   return facts
 end

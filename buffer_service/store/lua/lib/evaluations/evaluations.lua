@@ -10,9 +10,9 @@
 -- `eval_specs:<n>` (of those without a result), zset `eval_pending:<n>` (score: not_before, 0 for at once; member:
 -- index, fixed width), list `eval_ended:<n>` (indexes).
 --
--- Record: number, epoch, version, digest, created_ms, tasks, finished, failed, bytes, failures (indexes of the first
+-- Record: number, term, version, digest, created_ms, tasks, finished, failed, bytes, failures (indexes of the first
 -- failed ones). A task has, beside what Tasks says: evaluation (id), number, index, name (the task's own id), pinned
--- ({epoch, version}), group_size, spec_bytes; its body is the key of its result.
+-- ({term, version}), group_size, spec_bytes; its body is the key of its result.
 
 -- @include run
 
@@ -97,12 +97,12 @@ end
 
 -- What pends for a version: ids of up to `count` tasks that are due, those of the oldest evaluation first; whether more
 -- of them back off; the oldest evaluation with pending tasks, and the oldest of another version (nil: none).
-function Evaluations.pick(ctx, epoch, version, count)
+function Evaluations.pick(ctx, term, version, count)
   local picked, is_backing_off, oldest, other = {}, false, nil, nil
   for _, eval_id in ipairs(call('ZRANGE', key('eval_open'), 0, -1)) do
     local evaluation = Evaluations.load(eval_id)
     oldest = oldest or evaluation
-    if evaluation.epoch ~= epoch or evaluation.version ~= version then
+    if evaluation.term ~= term or evaluation.version ~= version then
       other = other or evaluation
     elseif #picked < count then
       local pending, left = Evaluations.key_of('pending', evaluation.number), count - #picked
@@ -116,10 +116,10 @@ function Evaluations.pick(ctx, epoch, version, count)
   return picked, is_backing_off, oldest, other
 end
 
--- An evaluation's weights as a reply names them: {epoch, version, manifest ('' for none)}.
+-- An evaluation's weights as a reply names them: {term, version, manifest ('' for none)}.
 function Evaluations.weights_of(evaluation)
   local manifest = call('HGET', key('eval_manifests'), format('%d', evaluation.number)) or ''
-  return {evaluation.epoch, evaluation.version, manifest}
+  return {evaluation.term, evaluation.version, manifest}
 end
 
 -- What is stored for the evaluation changes by so many bytes.
@@ -156,7 +156,7 @@ function Evaluations.task_at(evaluation, index)
   return unpack_msg(call('HGET', Evaluations.key_of('tasks', evaluation.number), format('%d', index)))
 end
 
--- As it is seen: {eval_id, epoch, version, tasks, pending, finished, failed, bytes, created_ms, failures}; a failure is
+-- As it is seen: {eval_id, term, version, tasks, pending, finished, failed, bytes, created_ms, failures}; a failure is
 -- {index, task_id, attempts, error}, and there are none unless `with_failures`.
 function Evaluations.view(eval_id, evaluation, with_failures)
   local failures = {}
@@ -167,7 +167,7 @@ function Evaluations.view(eval_id, evaluation, with_failures)
     end
   end
   return {
-    eval_id, evaluation.epoch, evaluation.version, evaluation.tasks,
+    eval_id, evaluation.term, evaluation.version, evaluation.tasks,
     call('ZCARD', Evaluations.key_of('pending', evaluation.number)), evaluation.finished, evaluation.failed,
     evaluation.bytes, evaluation.created_ms, failures,
   }

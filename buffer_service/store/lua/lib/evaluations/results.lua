@@ -7,20 +7,20 @@ local Results = {}
 
 -- What makes a group no result of the task: {field, value, limit}, or nil.
 function Results.check(group, task)
-  local epoch, version = unpack(task.pinned)
-  local function is_pinned(of_epoch, of_version)
-    return of_epoch == epoch and of_version == version
+  local term, version = unpack(task.pinned)
+  local function is_pinned(of_term, of_version)
+    return of_term == term and of_version == version
   end
   if group[P_TASK_ID] ~= task.name then
     return {'task_id', group[P_TASK_ID], task.name .. ', the task of the lease'}
-  elseif group[P_GENERATION] ~= 0 then
-    return {'generation', format('%d', group[P_GENERATION]), '0 for the task of an evaluation'}
+  elseif group[P_INCARNATION] ~= 0 then
+    return {'incarnation', format('%d', group[P_INCARNATION]), '0 for the task of an evaluation'}
   elseif group[P_SAMPLES] ~= task.group_size then
     return {'samples', format('%d samples', group[P_SAMPLES]), format('%d, the group_size of the task', task.group_size)}
-  elseif not is_pinned(group[P_HEAD_EPOCH], group[P_HEAD]) or not is_pinned(group[P_TAIL_EPOCH], group[P_TAIL]) then
-    local found = format('versions %d.%d to %d.%d', group[P_HEAD_EPOCH], group[P_HEAD], group[P_TAIL_EPOCH],
+  elseif not is_pinned(group[P_HEAD_TERM], group[P_HEAD]) or not is_pinned(group[P_TAIL_TERM], group[P_TAIL]) then
+    local found = format('versions %d.%d to %d.%d', group[P_HEAD_TERM], group[P_HEAD], group[P_TAIL_TERM],
       group[P_TAIL])
-    return {'samples.spans.version', found, format('%d.%d alone, which is evaluated', epoch, version)}
+    return {'samples.spans.version', found, format('%d.%d alone, which is evaluated', term, version)}
   end
   return nil
 end
@@ -30,7 +30,7 @@ end
 -- may. And true when this very payload was recorded by an earlier call. `is_gone`: it was given up in the meantime.
 function Results.take(ctx, group, is_gone)
   local payload = group[P_PAYLOAD]
-  local task_id, generation, attempt = Tasks.parse_lease_id(group[P_LEASE_ID])
+  local task_id, incarnation, attempt = Tasks.parse_lease_id(group[P_LEASE_ID])
   local eval_id, number
   if task_id then
     eval_id, number = Evaluations.parse_task_id(task_id)
@@ -41,7 +41,7 @@ function Results.take(ctx, group, is_gone)
     return 'closed'
   end
   local task = Tasks.load(task_id)
-  if not task or generation > 0 or attempt > task.attempt then
+  if not task or incarnation > 0 or attempt > task.attempt then
     return 'unknown_lease'
   elseif task.body == payload then
     return 'recorded', true

@@ -1,6 +1,6 @@
--- A round of more groups than one script takes on is gathered in portions, and closed with the last one
--- (Rounds). Gathered groups are queued by every rule and count, and only cannot be found in the queue. Where
--- the round is not to be any more, they go back there, the last portion first, and no environment has had a turn.
+-- A micro-batch of more groups than one script takes on is gathered in portions, and closed with the last one
+-- (Micro-batches). Gathered groups are queued by every rule and count, and only cannot be found in the queue. Where
+-- the micro-batch is not to be any more, they go back there, the last portion first, and no environment has had a turn.
 --
 -- state.gathered, while there are any: {portions, groups, samples, tokens, bytes}.
 -- hash `gathered`: terms (msgpack, {train_version, batch_groups, world_size} of the pull that began; '' when all has to
@@ -59,8 +59,8 @@ function Gathering.keep(ctx, terms, stride, groups, sums)
   call('HSET', key('gathered'), field, pack({ids, sequences, tokens, records, sums}))
 end
 
--- What is gathered, in order of pick: records with the fields that a round is split and stored by, and the portions'
--- sums. The round's now.
+-- What is gathered, in order of pick: records with the fields that a micro-batch is split and stored by, and the
+-- portions' sums. The micro-batch's now.
 function Gathering.take(ctx)
   local state, topics = ctx.state, ctx.topics
   local groups, sums = {}, {}

@@ -39,12 +39,12 @@ function Groups.finish(ctx, group, from, to)
   Tasks.bury(ctx, group[G_TASK])
 end
 
--- A group that is no use is replaced by a new generation of its task, where it has one to start. What is recycled may
--- have run out of generations; what was lost never does.
+-- A group that is no use is replaced by a new incarnation of its task, where it has one to start. What is recycled may
+-- have run out of incarnations; what was lost never does.
 function Groups.replace(ctx, group, from, to, otherwise)
   local policy = ctx.policy
   local task = Tasks.load(group[G_TASK])
-  local is_last = to == 'recycled' and policy.max_generations > 0 and task.generation + 1 >= policy.max_generations
+  local is_last = to == 'recycled' and policy.max_incarnations > 0 and task.incarnation + 1 >= policy.max_incarnations
   if task.leaseless or is_last then
     Groups.finish(ctx, group, from, otherwise)
   else

@@ -4,12 +4,12 @@
 -- that leave together mostly came together, so a pull reads and removes records in a few small hashes. One hash of all
 -- records would cost it two accesses a group to memory that no cache holds, and more while that hash grows or shrinks.
 --
--- A class is an environment and a priority. Each has two sorted sets of members: `q:<priority>:<environment>` (score:
--- sequence) and `a:<priority>:<environment>` (score: age by the policy's measure; equal ages go by sequence). Hash
--- `classes` names those that are not empty.
+-- A subqueue is an environment and a priority. Each has two sorted sets of members: `q:<priority>:<environment>`
+-- (score: sequence) and `a:<priority>:<environment>` (score: age by the policy's measure; equal ages go by sequence).
+-- Hash `subqueues` names those that are not empty.
 --
--- ctx.classes, class_by: classes that this call has met, in a list, and by environment and priority; all_classes: true
--- once these are all; queued: groups of all classes.
+-- ctx.subqueues, subqueue_by: subqueues that this call has met, in a list, and by environment and priority;
+-- all_subqueues: true once these are all; queued: groups of all subqueues.
 
 -- @include record
 -- @include blocks
@@ -17,29 +17,29 @@
 
 local Queue = {}
 
--- Unnames the classes that have become empty.
+-- Unnames the subqueues that have become empty.
 function Queue.unname_empty(ctx)
-  for _, class in ipairs(ctx.classes) do
-    if class.left and class.count == 0 then
-      call('HDEL', key('classes'), class.name)
+  for _, subqueue in ipairs(ctx.subqueues) do
+    if subqueue.left and subqueue.count == 0 then
+      call('HDEL', key('subqueues'), subqueue.name)
     end
   end
 end
 
--- The class of an environment and a priority, which is made where this call has not met it.
-function Queue.class_of(ctx, environment, priority)
-  if not ctx.classes then
-    ctx.classes, ctx.class_by = {}, {}
+-- The subqueue of an environment and a priority, which is made where this call has not met it.
+function Queue.subqueue_of(ctx, environment, priority)
+  if not ctx.subqueues then
+    ctx.subqueues, ctx.subqueue_by = {}, {}
     ctx.before_close[#ctx.before_close + 1] = Queue.unname_empty
   end
-  local class_by = ctx.class_by
-  local by_priority = class_by[environment]
-  local class = by_priority and by_priority[priority]
-  if class then
-    return class
+  local subqueue_by = ctx.subqueue_by
+  local by_priority = subqueue_by[environment]
+  local subqueue = by_priority and by_priority[priority]
+  if subqueue then
+    return subqueue
   end
   local name = format('%d:', priority) .. environment
-  class = {
+  subqueue = {
     name = name, stored = false, left = false, q = key('q:' .. name), a = key('a:' .. name),
     priority = priority, environment = environment,
     -- Groups that it has, as of Queue.count.
@@ -47,31 +47,31 @@ function Queue.class_of(ctx, environment, priority)
     -- The oldest group's member: nil when not known, false when there is none.
     oldest = nil,
   }
-  class_by[environment] = by_priority or {}
-  class_by[environment][priority] = class
-  ctx.classes[#ctx.classes + 1] = class
-  return class
+  subqueue_by[environment] = by_priority or {}
+  subqueue_by[environment][priority] = subqueue
+  ctx.subqueues[#ctx.subqueues + 1] = subqueue
+  return subqueue
 end
 
-function Queue.load_classes(ctx)
-  if not ctx.all_classes then
-    ctx.all_classes = true
-    for _, name in ipairs(call('HKEYS', key('classes'))) do
+function Queue.load_subqueues(ctx)
+  if not ctx.all_subqueues then
+    ctx.all_subqueues = true
+    for _, name in ipairs(call('HKEYS', key('subqueues'))) do
       local colon = string.find(name, ':', 1, true)
-      Queue.class_of(ctx, string.sub(name, colon + 1), tonumber(string.sub(name, 1, colon - 1))).stored = true
+      Queue.subqueue_of(ctx, string.sub(name, colon + 1), tonumber(string.sub(name, 1, colon - 1))).stored = true
     end
   end
-  return ctx.classes or {}
+  return ctx.subqueues or {}
 end
 
--- Queued groups, counted from what exists, with those that are gathered for a round (Gathering).
+-- Queued groups, counted from what exists, with those that are gathered for a micro-batch (Gathering).
 function Queue.count(ctx)
   local state = ctx.state
   if not ctx.queued then
     local queued = 0
-    for _, class in ipairs(Queue.load_classes(ctx)) do
-      class.count = call('ZCARD', class.q)
-      queued = queued + class.count
+    for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+      subqueue.count = call('ZCARD', subqueue.q)
+      queued = queued + subqueue.count
     end
     ctx.queued = queued
   end
@@ -80,40 +80,40 @@ end
 
 -- Writes a record into the queue. It must be of the present timeline.
 function Queue.add(ctx, group)
-  local class = Queue.class_of(ctx, group[G_ENVIRONMENT], group[G_PRIORITY])
+  local subqueue = Queue.subqueue_of(ctx, group[G_ENVIRONMENT], group[G_PRIORITY])
   Queue.count(ctx)
-  if not class.stored then
-    class.stored = true
-    call('HSET', key('classes'), class.name, 1)
+  if not subqueue.stored then
+    subqueue.stored = true
+    call('HSET', key('subqueues'), subqueue.name, 1)
   end
   local member = Blocks.member_of(group[G_SEQUENCE])
   call('HSET', Blocks.key_of(Blocks.name_of(member)), member, pack(group))
-  call('ZADD', class.q, format('%d', group[G_SEQUENCE]), member)
-  call('ZADD', class.a, format('%d', Record.age_of(ctx, group)), member)
-  if class.oldest == false or class.oldest and member < class.oldest then
-    class.oldest = nil
+  call('ZADD', subqueue.q, format('%d', group[G_SEQUENCE]), member)
+  call('ZADD', subqueue.a, format('%d', Record.age_of(ctx, group)), member)
+  if subqueue.oldest == false or subqueue.oldest and member < subqueue.oldest then
+    subqueue.oldest = nil
   end
-  class.count, ctx.queued = class.count + 1, ctx.queued + 1
+  subqueue.count, ctx.queued = subqueue.count + 1, ctx.queued + 1
 end
 
--- The members of groups by class.
-function Queue.split_by_class(ctx, groups, members)
-  local by_class, class, count = {}, nil, 0
+-- The members of groups by subqueue.
+function Queue.split_by_subqueue(ctx, groups, members)
+  local by_subqueue, subqueue, count = {}, nil, 0
   for index = 1, #groups do
     local group = groups[index]
     local environment, priority = group[G_ENVIRONMENT], group[G_PRIORITY]
-    if not class or class.environment ~= environment or class.priority ~= priority then
-      class = Queue.class_of(ctx, environment, priority)
-      by_class[class] = by_class[class] or {}
-      count = #by_class[class]
+    if not subqueue or subqueue.environment ~= environment or subqueue.priority ~= priority then
+      subqueue = Queue.subqueue_of(ctx, environment, priority)
+      by_subqueue[subqueue] = by_subqueue[subqueue] or {}
+      count = #by_subqueue[subqueue]
     end
     count = count + 1
-    by_class[class][count] = members[index]
+    by_subqueue[subqueue][count] = members[index]
   end
-  return by_class
+  return by_subqueue
 end
 
--- Takes records, with their members and blocks, out of the queue. Of their classes they are the first ones in this
+-- Takes records, with their members and blocks, out of the queue. Of their subqueues they are the first ones in this
 -- order.
 function Queue.remove(ctx, groups, members, blocks, order)
   local topics = ctx.topics
@@ -124,8 +124,8 @@ function Queue.remove(ctx, groups, members, blocks, order)
   for _, block in ipairs(blocks) do
     call_many('HDEL', block.key, block.members)
   end
-  for class, leaving in pairs(Queue.split_by_class(ctx, groups, members)) do
-    local ordered, other, count = class.q, class.a, #leaving
+  for subqueue, leaving in pairs(Queue.split_by_subqueue(ctx, groups, members)) do
+    local ordered, other, count = subqueue.q, subqueue.a, #leaving
     if order == 'stalest_first' then
       ordered, other = other, ordered
     end
@@ -135,7 +135,7 @@ function Queue.remove(ctx, groups, members, blocks, order)
       call('ZREMRANGEBYRANK', ordered, 0, count - 1)
     end
     call_many('ZREM', other, leaving)
-    class.left, class.oldest, class.count = true, nil, class.count - count
+    subqueue.left, subqueue.oldest, subqueue.count = true, nil, subqueue.count - count
   end
   ctx.queued = ctx.queued - #groups
   topics.space, topics.tasks = true, true
@@ -169,18 +169,20 @@ function Queue.by_priority(source, _, score)
   return -source.effective, -source.own, score
 end
 
--- Sources for picking from classes in an order of the policy.
-function Queue.class_sources(ctx, classes, order)
+-- Sources for picking from subqueues in an order of the policy.
+function Queue.subqueue_sources(ctx, subqueues, order)
   local sources = {}
-  for index, class in ipairs(classes) do
-    local source = {at = class.q, environment = class.environment, size = class.count, rank = Queue.by_sequence}
+  for index, subqueue in ipairs(subqueues) do
+    local source = {
+      at = subqueue.q, environment = subqueue.environment, size = subqueue.count, rank = Queue.by_sequence,
+    }
     if order == 'lifo' then
       source.reversed, source.rank = true, Queue.by_reversed_sequence
     elseif order == 'stalest_first' then
-      source.at, source.rank = class.a, Queue.by_age
+      source.at, source.rank = subqueue.a, Queue.by_age
     elseif order == 'priority' then
-      source.rank, source.own = Queue.by_priority, class.priority
-      source.effective = Picking.priority_of(ctx, class.environment, class.priority)
+      source.rank, source.own = Queue.by_priority, subqueue.priority
+      source.effective = Picking.priority_of(ctx, subqueue.environment, subqueue.priority)
     elseif order ~= 'fifo' then
       error('unknown order ' .. order)
     end
@@ -195,7 +197,7 @@ end
 function Queue.take(ctx, count, budget_tokens, multiple, least)
   local order = ctx.policy.order
   Queue.count(ctx)
-  local sources = Queue.class_sources(ctx, Queue.load_classes(ctx), order)
+  local sources = Queue.subqueue_sources(ctx, Queue.load_subqueues(ctx), order)
   local members, picking = Picking.pick(ctx, sources, 'queue_stride', count)
   local blocks = Blocks.of(members)
   local groups = Queue.load(ctx, blocks)
@@ -225,13 +227,13 @@ end
 -- members, and the blocks of those.
 function Queue.stalest(ctx, below, limit)
   local members, stale = {}, {}
-  for _, class in ipairs(Queue.load_classes(ctx)) do
-    local age = call('ZRANGE', class.a, 0, 0, 'WITHSCORES')[2]
+  for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+    local age = call('ZRANGE', subqueue.a, 0, 0, 'WITHSCORES')[2]
     if age and tonumber(age) < below then
-      stale[#stale + 1] = class
+      stale[#stale + 1] = subqueue
     end
   end
-  local open = Picking.open(Queue.class_sources(ctx, stale, 'stalest_first'), 16)
+  local open = Picking.open(Queue.subqueue_sources(ctx, stale, 'stalest_first'), 16)
   while #members < limit and open[1] and open[1].first < below do
     members[#members + 1] = Picking.next_member(open)
   end
@@ -242,12 +244,12 @@ end
 -- Record of the queued group with the smallest sequence, and its member; nil when there is none.
 function Queue.oldest(ctx)
   local first
-  for _, class in ipairs(Queue.load_classes(ctx)) do
-    if class.oldest == nil then
-      class.oldest = call('ZRANGE', class.q, 0, 0)[1] or false
+  for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+    if subqueue.oldest == nil then
+      subqueue.oldest = call('ZRANGE', subqueue.q, 0, 0)[1] or false
     end
-    if class.oldest and (not first or class.oldest < first) then
-      first = class.oldest
+    if subqueue.oldest and (not first or subqueue.oldest < first) then
+      first = subqueue.oldest
     end
   end
   if first then
@@ -260,9 +262,9 @@ end
 -- to `limit` of their ages up to date and returns how many.
 function Queue.clamp_ages(ctx, version, limit)
   local age, done = format('%d', 1000 * version), 0
-  for _, class in ipairs(Queue.load_classes(ctx)) do
-    for _, member in ipairs(call('ZRANGEBYSCORE', class.a, '(' .. age, '+inf', 'LIMIT', 0, limit - done)) do
-      call('ZADD', class.a, age, member)
+  for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+    for _, member in ipairs(call('ZRANGEBYSCORE', subqueue.a, '(' .. age, '+inf', 'LIMIT', 0, limit - done)) do
+      call('ZADD', subqueue.a, age, member)
       done = done + 1
     end
   end

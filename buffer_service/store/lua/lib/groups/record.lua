@@ -1,6 +1,6 @@
 -- Group records: a msgpack array, the same in a block (Blocks) while the group is queued and in the chunks of a
 -- step after. Head, tail and mean (of the versions of its tokens, in thousandths) are those of the present timeline as
--- of G_EPOCH, the run's epoch when the record was written; Record.clamp brings them up to date.
+-- of G_TERM, the run's term when the record was written; Record.clamp brings them up to date.
 --
 -- ctx.raw_records: packed records as they were read, by record. Record.clamp alone changes a record, and these did
 -- not need it.
@@ -21,12 +21,12 @@ Record.VERSION_TOKENS = '<I6I5'
 -- Brings a record into the present timeline.
 function Record.clamp(ctx, group)
   local state = ctx.state
-  local epoch = group[G_EPOCH]
-  if epoch ~= state.epoch then
-    group[G_HEAD] = Timeline.effective(ctx, epoch, group[G_HEAD])
-    group[G_TAIL] = Timeline.effective(ctx, epoch, group[G_TAIL])
-    group[G_MEAN] = Timeline.effective_milli(ctx, epoch, group[G_MEAN])
-    group[G_EPOCH] = state.epoch
+  local term = group[G_TERM]
+  if term ~= state.term then
+    group[G_HEAD] = Timeline.effective(ctx, term, group[G_HEAD])
+    group[G_TAIL] = Timeline.effective(ctx, term, group[G_TAIL])
+    group[G_MEAN] = Timeline.effective_milli(ctx, term, group[G_MEAN])
+    group[G_TERM] = state.term
   end
   return group
 end
@@ -55,7 +55,7 @@ end
 function Record.unpack(ctx, raw)
   -- The values behind the array's header, of three bytes. This table is made once; cmsgpack's grows with each value.
   local group = {select(2, cmsgpack.unpack_limit(raw, G_RESPONSES, 3))}
-  if group[G_EPOCH] == ctx.state.epoch then
+  if group[G_TERM] == ctx.state.term then
     Record.keep_raw(ctx, group, raw)
     return group
   end
@@ -67,7 +67,7 @@ function Record.pack(ctx, group)
   return ctx.raw_records and ctx.raw_records[group] or pack(group)
 end
 
--- Of a record that is packed: what a round is split and stored by.
+-- Of a record that is packed: what a micro-batch is split and stored by.
 function Record.of_stored(ctx, raw, id, sequence, tokens)
   local group = {[G_ID] = id, [G_SEQUENCE] = sequence, [G_TOKENS] = tokens}
   Record.keep_raw(ctx, group, raw)

@@ -24,10 +24,10 @@ end
 -- A task as lists show it; `not_before` and `expiry` are ms, -1 for none.
 function Inspecting.describe_task(ctx, task_id, task, not_before, expiry)
   return {
-    task_id, task.sequence, task.state, task.environment, task.priority, task.generation, task.attempt, task.failures,
+    task_id, task.sequence, task.state, task.environment, task.priority, task.incarnation, task.attempt, task.failures,
     task.error, task.returned and 1 or 0, task.leaseless and 1 or 0, not_before, expiry, task.worker, task.instance,
-    Timeline.effective(ctx, task.lease_epoch, task.lease_head), task.granted or 0, task.tokens, task.payload,
-    task.head >= 0 and Timeline.effective(ctx, task.head_epoch, task.head) or -1, task.accepted,
+    Timeline.effective(ctx, task.lease_term, task.lease_head), task.granted or 0, task.tokens, task.payload,
+    task.head >= 0 and Timeline.effective(ctx, task.head_term, task.head) or -1, task.accepted,
     task.filtered and 1 or 0, Inspecting.place_of(ctx, task_id, task), task.body,
   }
 end
@@ -38,13 +38,13 @@ function Inspecting.describe_lease(ctx, member, expiry)
   return Inspecting.describe_task(ctx, task_id, Tasks.load(task_id), -1, expiry)
 end
 
--- A group as lists show it; round and rank are -1 in the queue.
-function Inspecting.describe_group(group, round, rank)
+-- A group as lists show it; micro-batch and rank are -1 in the queue.
+function Inspecting.describe_group(group, micro_batch, rank)
   local responses, longest, reward, turns, truncated = struct.unpack(Record.RESPONSES, group[G_RESPONSES])
   return {
     group[G_ID], group[G_TASK], group[G_SEQUENCE], group[G_ENVIRONMENT], group[G_PRIORITY], group[G_SAMPLES],
     group[G_TOKENS], responses, longest, group[G_LOSS_TOKENS], group[G_BYTES], group[G_HEAD], group[G_TAIL],
-    group[G_MEAN], reward, turns, truncated, round, rank,
+    group[G_MEAN], reward, turns, truncated, micro_batch, rank,
   }
 end
 

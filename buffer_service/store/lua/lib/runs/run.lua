@@ -7,13 +7,13 @@
 -- totals, trainer, staleness and reloads (Totals), plan (bytes) and plan_version of the collective update that
 -- is under way, above the published one; secret, of the proofs of revisions, which nothing shows.
 --
--- state: revision, epoch, version (published), next_step, rounds (closed ones of the step that is being formed),
+-- state: revision, term, version (published), next_step, micro-batches (closed ones of the step that is being formed),
 -- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps (that the last
 -- publish covered), world_size, cursor, sequence, tickets (given to blocked pushes), ended_sequence, ended_through
 -- (tombstones up to it may go), leaseless (true once a group was accepted without a lease, absent before), forgotten
 -- (Remembered), retained_bytes (of trained steps that are not checkpointed), created_ms, paused, held,
 -- draining, resuming (Resuming), gathered (Gathering), seen (highest revision that a caller proved
--- while the store was behind it), last_error, forks ({{epoch, version}, ...}).
+-- while the store was behind it), last_error, forks ({{term, version}, ...}).
 
 -- Libraries are tables, named as their files with a capital; what one call knows is in `ctx`, which they pass along.
 
@@ -179,16 +179,16 @@ function Run.open(ctx, claim)
   return nil
 end
 
--- Whether the caller's proof is of another run: a deleted one of this name, whose epochs come again.
+-- Whether the caller's proof is of another run: a deleted one of this name, whose terms come again.
 function Run.is_of_another_run(ctx)
   local claimed = ctx.claimed
   return claimed and ctx.secret and claimed[1] > 0 and claimed[2] ~= '' and claimed[2] ~= Run.signed(ctx, claimed[1])[2]
 end
 
-function Run.check_epoch(ctx, epoch)
+function Run.check_term(ctx, term)
   local state = ctx.state
-  if epoch ~= state.epoch or Run.is_of_another_run(ctx) then
-    return refuse('stale_epoch', epoch, state.epoch)
+  if term ~= state.term or Run.is_of_another_run(ctx) then
+    return refuse('stale_term', term, state.term)
   end
   return nil
 end

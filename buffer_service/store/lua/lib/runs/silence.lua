@@ -2,7 +2,7 @@
 -- (`workers_heard`, of the last lease request).
 
 -- @include free
--- @include places
+-- @include permits
 
 local Silence = {}
 
@@ -19,7 +19,7 @@ function Silence.forget_engines(ctx)
     call('HDEL', key('engines'), unpack(silent))
     call('HDEL', key('engine_counters'), unpack(silent))
     call('HDEL', key('engine_reloads'), unpack(silent))
-    for _, index in ipairs({key('engines_heard'), key('places'), key('place_line')}) do
+    for _, index in ipairs({key('engines_heard'), key('permits'), key('permit_line')}) do
       call('ZREM', index, unpack(silent))
     end
     ctx.changed = true

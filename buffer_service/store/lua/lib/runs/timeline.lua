@@ -4,10 +4,10 @@
 
 local Timeline = {}
 
--- What (epoch, version) counts as in the present timeline: min(version, f of every fork of a later epoch).
-function Timeline.effective(ctx, epoch, version)
+-- What (term, version) counts as in the present timeline: min(version, f of every fork of a later term).
+function Timeline.effective(ctx, term, version)
   for _, fork in ipairs(ctx.state.forks) do
-    if fork[1] > epoch and fork[2] < version then
+    if fork[1] > term and fork[2] < version then
       version = fork[2]
     end
   end
@@ -15,9 +15,9 @@ function Timeline.effective(ctx, epoch, version)
 end
 
 -- The same of a mean version in thousandths.
-function Timeline.effective_milli(ctx, epoch, milli)
+function Timeline.effective_milli(ctx, term, milli)
   for _, fork in ipairs(ctx.state.forks) do
-    if fork[1] > epoch and 1000 * fork[2] < milli then
+    if fork[1] > term and 1000 * fork[2] < milli then
       milli = 1000 * fork[2]
     end
   end

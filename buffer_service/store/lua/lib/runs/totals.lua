@@ -1,7 +1,7 @@
 -- What the run is measured by: totals that only grow, named by rules/totals.py.
 --
 -- Field `totals` of the run's record: msgpack array in the order of TOTAL_PLACES, absent while all are 0. Field
--- `trainer`: {busy_ms, wait_ms} as the trainer of this epoch said them last. List `snapshots`: for each of the last
+-- `trainer`: {busy_ms, wait_ms} as the trainer of this term said them last. List `snapshots`: for each of the last
 -- publishes, oldest first, the totals right after it as {ms, version, totals...}. Hash `engine_counters`: by engine
 -- {decoded_tokens, decode_busy_ms, decode_request_ms} as its worker said them last. Hash `response_lengths`: accepted
 -- samples by bucket.

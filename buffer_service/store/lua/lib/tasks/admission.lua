@@ -12,7 +12,7 @@ function Admission.existing(ctx)
   local found = {
     queued = Queue.count(ctx), leased = call('ZCARD', key('leases')), forming = 0, size = ctx.policy.batch_groups,
   }
-  if state.rounds > 0 then
+  if state.micro_batches > 0 then
     local open = unpack_msg(call('HGET', key('steps'), format('%d', state.next_step)))
     found.size, found.forming = math.max(found.size, open.target), open.groups
   end

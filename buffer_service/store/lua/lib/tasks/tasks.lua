@@ -1,12 +1,12 @@
 -- Task records and the indexes over them.
 --
--- Record (hash `tasks`, msgpack map): sequence, priority, environment, state, generation, attempt, failures, returned
+-- Record (hash `tasks`, msgpack map): sequence, priority, environment, state, incarnation, attempt, failures, returned
 -- (it came back: ahead of fresh ones), leaseless (made by a push, cannot be started anew), worker and instance (of the
--- lease), lease_epoch and lease_head (the oldest weights that the lease's tokens come from, as of that epoch), granted
+-- lease), lease_term and lease_head (the oldest weights that the lease's tokens come from, as of that term), granted
 -- (ms, when the last lease was given), error (the last), accepted (attempt whose group was accepted, 0 without a
 -- lease, -1 none), body (its payload key), group (its sequence, absent before) and filtered (true when the filter ended
--- it, else absent), and of its continuation: payload (key, '' for none), head_epoch, head (-1: none), tokens. The spec
--- is in hash `specs`.
+-- it, else absent), and of its partial rollout: payload (key, '' for none), head_term, head (-1: none), tokens. The
+-- spec is in hash `specs`.
 --
 -- Indexes: Pending holds the pending ones, `leases` (score: expiry) the leased ones, set `held:<worker>` a
 -- worker's leased ones, `ended` (score: order of ending) the tombstones that are in no assembled step. Members of all
@@ -24,9 +24,9 @@ local Tasks = {}
 
 function Tasks.new(sequence, priority, environment)
   return {
-    sequence = sequence, priority = priority, environment = environment, state = 'new', generation = 0, attempt = 0,
-    failures = 0, returned = false, leaseless = false, worker = '', instance = '', lease_epoch = 0, lease_head = 0,
-    granted = 0, error = '', accepted = -1, body = '', payload = '', head_epoch = 0, head = -1, tokens = 0,
+    sequence = sequence, priority = priority, environment = environment, state = 'new', incarnation = 0, attempt = 0,
+    failures = 0, returned = false, leaseless = false, worker = '', instance = '', lease_term = 0, lease_head = 0,
+    granted = 0, error = '', accepted = -1, body = '', payload = '', head_term = 0, head = -1, tokens = 0,
   }
 end
 
@@ -75,14 +75,14 @@ function Tasks.id_of_entry(member)
   return string.sub(member, 16)
 end
 
--- A task's lease as a reply has it: {task_id, generation, attempt, spec, payload key of the continuation ('' for none),
--- name, pinned ({} or {epoch, version})}.
+-- A task's lease as a reply has it: {task_id, incarnation, attempt, spec, payload key of the partial rollout ('' for
+-- none), name, pinned ({} or {term, version})}.
 function Tasks.grant_of(task_id, task)
   if task.evaluation then
-    return {task_id, task.generation, task.attempt, Evaluations.spec_of(task), '', task.name, task.pinned}
+    return {task_id, task.incarnation, task.attempt, Evaluations.spec_of(task), '', task.name, task.pinned}
   end
   local spec = call('HGET', key('specs'), task_id) or ''
-  return {task_id, task.generation, task.attempt, spec, task.payload, task_id, {}}
+  return {task_id, task.incarnation, task.attempt, spec, task.payload, task_id, {}}
 end
 
 -- Bytes of the payloads that a lease of the task carries. A payload key ends in its payload's size.
@@ -99,24 +99,24 @@ function Tasks.trash(payload)
   end
 end
 
-function Tasks.drop_continuation(task)
+function Tasks.drop_partial_rollout(task)
   Tasks.trash(task.payload)
-  task.payload, task.head_epoch, task.head, task.tokens = '', 0, -1, 0
+  task.payload, task.head_term, task.head, task.tokens = '', 0, -1, 0
 end
 
--- Gives up a continuation that is no use any more.
-function Tasks.discard_continuation(ctx, task)
-  Run.count(ctx, 'continuation_tokens_discarded', task.tokens)
-  Tasks.drop_continuation(task)
+-- Gives up a partial rollout that is no use any more.
+function Tasks.discard_partial_rollout(ctx, task)
+  Run.count(ctx, 'partial_rollout_tokens_discarded', task.tokens)
+  Tasks.drop_partial_rollout(task)
 end
 
--- Splits "task_id/generation/attempt"; nil when malformed.
+-- Splits "task_id/incarnation/attempt"; nil when malformed.
 function Tasks.parse_lease_id(id)
-  local task_id, generation, attempt = string.match(id, '^([^/]+)/(%d+)/([1-9]%d*)$')
-  if not task_id or #generation > 15 or #attempt > 15 or string.match(generation, '^0%d') then
+  local task_id, incarnation, attempt = string.match(id, '^([^/]+)/(%d+)/([1-9]%d*)$')
+  if not task_id or #incarnation > 15 or #attempt > 15 or string.match(incarnation, '^0%d') then
     return nil
   end
-  return task_id, tonumber(generation), tonumber(attempt)
+  return task_id, tonumber(incarnation), tonumber(attempt)
 end
 
 -- Order of leasing: priority descending, then tasks that came back, then (the member) sequence.
@@ -183,9 +183,9 @@ function Tasks.reopen(ctx, task_id, task, not_before)
   Tasks.save(task_id, task)
 end
 
--- Starts a completed task anew, as the next generation.
+-- Starts a completed task anew, as the next incarnation.
 function Tasks.regenerate(ctx, task_id, task)
-  task.generation = task.generation + 1
+  task.incarnation = task.incarnation + 1
   task.attempt, task.failures, task.accepted, task.body, task.error = 0, 0, -1, '', ''
   Tasks.reopen(ctx, task_id, task, ctx.now)
 end
@@ -194,7 +194,7 @@ end
 function Tasks.finish(ctx, task_id, task, to, bytes)
   Tasks.unindex(ctx, task_id, task)
   Tasks.move(ctx, task, to)
-  Tasks.drop_continuation(task)
+  Tasks.drop_partial_rollout(task)
   task.worker, task.instance = '', ''
   Tasks.save(task_id, task)
   if task.evaluation then
@@ -242,8 +242,8 @@ function Tasks.expire_leases(ctx, name, limit)
 end
 
 -- Expiry of a lease in ms if this attempt of the task is leased and not past it, else nil.
-function Tasks.live_expiry(ctx, task_id, task, generation, attempt)
-  if task.state ~= 'leased' or task.generation ~= generation or task.attempt ~= attempt then
+function Tasks.live_expiry(ctx, task_id, task, incarnation, attempt)
+  if task.state ~= 'leased' or task.incarnation ~= incarnation or task.attempt ~= attempt then
     return nil
   end
   local expiry = tonumber(call('ZSCORE', Tasks.leases_of(task), Tasks.entry(task_id, task)))

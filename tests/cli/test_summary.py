@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from buffer_cli.status.standing import print_run
+from buffer_cli.status.summary import print_run
 from buffer_service.domain.ops import EngineReport, WeightVersion
 from buffer_service.observability.estimate import estimate
 from tests.support.views import make_view

@@ -1,4 +1,4 @@
-"""Streamed runs: rounds as they come, whole batches gathered from them, on one rank and on several."""
+"""Streamed runs: micro-batches as they come, whole batches gathered from them, on one rank and on several."""
 
 import asyncio
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ def loss_tokens(*batches: Batch) -> int:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
-def test_rounds_say_what_they_are_and_their_totals_end_at_the_steps(
+def test_micro_batches_say_what_they_are_and_their_totals_end_at_the_steps(
     fake: FakeService, client: BufferClient, prefetch: int
 ) -> None:
     run = StreamedRun(fake, batch_groups=5, micro=2)
     seen: list[Batch] = []
     with client.session("r", prefetch=prefetch, options=QUICK) as session:
-        for batch in session.rounds():
+        for batch in session.micro_batches():
             seen.append(batch)
             assert batch.info.train_version == session.version
             # What a token-mean loss is divided by when the step is complete.
@@ -47,8 +47,8 @@ def test_rounds_say_what_they_are_and_their_totals_end_at_the_steps(
                 session.publish()
             if batch.step == 3:
                 break
-    assert [(b.step, b.round, b.final) for b in seen[:9]] == [
-        (step, round_, round_ == 2) for step in range(3) for round_ in range(3)
+    assert [(b.step, b.micro_batch, b.final) for b in seen[:9]] == [
+        (step, micro_batch, micro_batch == 2) for step in range(3) for micro_batch in range(3)
     ]
     assert [len(b.groups) for b in seen[:3]] == [2, 2, 1]
     assert ids(*seen) == [f"g{i:03d}" for i in range(17)]
@@ -72,21 +72,21 @@ def test_a_trainer_of_whole_batches_gets_them_from_a_run_that_streams(
     assert run.committed == 3
 
 
-def test_rounds_of_a_run_of_whole_batches_are_its_batches(fake: FakeService, client: BufferClient) -> None:
+def test_micro_batches_of_a_run_of_whole_batches_are_its_batches(fake: FakeService, client: BufferClient) -> None:
     StreamedRun(fake, batch_groups=3, micro=0)
     with client.session("r", options=QUICK) as session:
-        batches = [batch for batch, _ in zip(session.rounds(), range(3), strict=False)]
-    assert [(b.step, b.round, b.final, len(b.groups)) for b in batches] == [(s, 0, True, 3) for s in range(3)]
+        batches = [batch for batch, _ in zip(session.micro_batches(), range(3), strict=False)]
+    assert [(b.step, b.micro_batch, b.final, len(b.groups)) for b in batches] == [(s, 0, True, 3) for s in range(3)]
 
 
-def test_ranks_get_their_parts_of_every_round(fake: FakeService, client: BufferClient) -> None:
+def test_ranks_get_their_parts_of_every_micro_batch(fake: FakeService, client: BufferClient) -> None:
     run = StreamedRun(fake, batch_groups=6, micro=2)
     with (
         client.session("r", world_size=2, options=QUICK) as first,
         client.session("r", rank=1, world_size=2, start=first.start, options=QUICK) as second,
     ):
-        for one, two in zip(first.rounds(), second.rounds(), strict=False):
-            assert (one.step, one.round, one.final) == (two.step, two.round, two.final)
+        for one, two in zip(first.micro_batches(), second.micro_batches(), strict=False):
+            assert (one.step, one.micro_batch, one.final) == (two.step, two.micro_batch, two.final)
             assert one.info.total_loss_tokens == two.info.total_loss_tokens
             assert not set(ids(one)) & set(ids(two))
             if one.final:
@@ -95,22 +95,24 @@ def test_ranks_get_their_parts_of_every_round(fake: FakeService, client: BufferC
                 first.publish()
             if one.step == 2:
                 break
-    assert [len(step.rounds[0]) for step in run.steps] == [4, 4, 4]
-    assert {pull.train_version for pull in run.pulls if pull.round == 0} == {0, 1, 2}
-    assert not any(pull.HasField("train_version") for pull in run.pulls if pull.round)
+    assert [len(step.micro_batches[0]) for step in run.steps] == [4, 4, 4]
+    assert {pull.train_version for pull in run.pulls if pull.micro_batch == 0} == {0, 1, 2}
+    assert not any(pull.HasField("train_version") for pull in run.pulls if pull.micro_batch)
 
 
-def test_a_session_that_resumes_within_a_step_gets_its_rounds_again(fake: FakeService, client: BufferClient) -> None:
+def test_a_session_that_resumes_within_a_step_gets_its_micro_batches_again(
+    fake: FakeService, client: BufferClient
+) -> None:
     run = StreamedRun(fake, batch_groups=4, micro=1)
     with client.session("r", options=QUICK) as session:
-        rounds = session.rounds()
-        before = [next(rounds) for _ in range(6)]
+        micro_batches = session.micro_batches()
+        before = [next(micro_batches) for _ in range(6)]
         assert session.next_step == 1
     # The step is older than the weights that were published in between, and stays what it was.
     run.published = 7
     with client.session("r", next_step=1, options=QUICK) as session:
-        rounds = session.rounds()
-        after = [next(rounds) for _ in range(4)]
+        micro_batches = session.micro_batches()
+        after = [next(micro_batches) for _ in range(4)]
     assert ids(*after[:2]) == ids(*before[4:])
     assert [b.info.replayed for b in after] == [True, True, False, False]
     assert {b.info.train_version for b in after} == {0}
@@ -127,10 +129,10 @@ def test_a_batch_that_is_only_begun_is_finished_at_the_next_call(fake: FakeServi
         run.arrived = 8
         assert ids(next(session)) == ["g000", "g001", "g002", "g003"]
         # Nothing was pulled twice.
-        assert [pull.round for pull in run.pulls] == [0, 1, 2, 3]
+        assert [pull.micro_batch for pull in run.pulls] == [0, 1, 2, 3]
 
 
-def test_a_begun_batch_can_be_gone_on_with_in_rounds_but_not_the_other_way(
+def test_a_begun_batch_can_be_gone_on_with_in_micro_batches_but_not_the_other_way(
     fake: FakeService, client: BufferClient
 ) -> None:
     run = StreamedRun(fake, batch_groups=3, micro=1, arrived=2)
@@ -138,11 +140,11 @@ def test_a_begun_batch_can_be_gone_on_with_in_rounds_but_not_the_other_way(
         with pytest.raises(BatchNotReady):
             next(session)
         run.arrived = 20
-        rounds = session.rounds()
-        assert [next(rounds).round for _ in range(4)] == [0, 1, 2, 0]
+        micro_batches = session.micro_batches()
+        assert [next(micro_batches).micro_batch for _ in range(4)] == [0, 1, 2, 0]
         with pytest.raises(InvalidField, match="gave a part of step 1"):
             next(session)
-        assert [next(rounds).round for _ in range(2)] == [1, 2]
+        assert [next(micro_batches).micro_batch for _ in range(2)] == [1, 2]
         assert next(session).step == 2
 
 
@@ -164,20 +166,22 @@ def test_n_as_a_function_of_the_step_holds_for_steps_pulled_ahead(fake: FakeServ
         assert [len(next(session).groups) for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
-def test_a_pull_without_a_session_takes_the_whole_step_or_one_round(fake: FakeService, client: BufferClient) -> None:
+def test_a_pull_without_a_session_takes_the_whole_step_or_one_micro_batch(
+    fake: FakeService, client: BufferClient
+) -> None:
     run = StreamedRun(fake, batch_groups=4, micro=2)
-    one = client.pull("r", epoch=1, step=0, round=0, train_version=3, timeout_s=5)
-    assert (one.round, one.final, one.info.train_version) == (0, False, 3)
-    assert ids(client.pull("r", epoch=1, step=0, timeout_s=5)) == ["g000", "g001", "g002", "g003"]
-    assert len(client.pull("r", epoch=1, step=1, batch_groups=6, timeout_s=5).groups) == 6
+    one = client.pull("r", term=1, step=0, micro_batch=0, train_version=3, timeout_s=5)
+    assert (one.micro_batch, one.final, one.info.train_version) == (0, False, 3)
+    assert ids(client.pull("r", term=1, step=0, timeout_s=5)) == ["g000", "g001", "g002", "g003"]
+    assert len(client.pull("r", term=1, step=1, batch_groups=6, timeout_s=5).groups) == 6
     with pytest.raises(InvalidField):
-        client.pull("r", epoch=1, step=2, round=4, timeout_s=5)
+        client.pull("r", term=1, step=2, micro_batch=4, timeout_s=5)
 
     async def story() -> None:
         async with AsyncBufferClient(fake.target, OPTIONS) as other:
-            assert (await other.pull("r", epoch=1, step=0, round=1, timeout_s=5)).final
-            assert ids(await other.pull("r", epoch=1, step=1, timeout_s=5)) == [f"g{i:03d}" for i in range(4, 10)]
-            assert len((await other.pull("r", epoch=1, step=2, batch_groups=3, timeout_s=5)).groups) == 3
+            assert (await other.pull("r", term=1, step=0, micro_batch=1, timeout_s=5)).final
+            assert ids(await other.pull("r", term=1, step=1, timeout_s=5)) == [f"g{i:03d}" for i in range(4, 10)]
+            assert len((await other.pull("r", term=1, step=2, batch_groups=3, timeout_s=5)).groups) == 3
 
     asyncio.run(story())
     assert [step.groups for step in run.steps] == [4, 6, 3]
@@ -186,5 +190,5 @@ def test_a_pull_without_a_session_takes_the_whole_step_or_one_round(fake: FakeSe
 def test_the_deadline_of_a_pull_is_for_the_whole_step(fake: FakeService, client: BufferClient) -> None:
     StreamedRun(fake, batch_groups=4, micro=1, arrived=3)
     with pytest.raises(BatchNotReady) as raised:
-        client.pull("r", epoch=1, step=0, timeout_s=0.3)
+        client.pull("r", term=1, step=0, timeout_s=0.3)
     assert raised.value.attributes["needed_groups"] == "1"

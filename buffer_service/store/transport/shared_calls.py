@@ -11,30 +11,30 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Round(Generic[T]):
-    """A round of asking and its outcome, shared by all who came before it was sent."""
+class _Call(Generic[T]):
+    """A question and its outcome, shared by all who came before it was sent."""
 
     outcome: T | None = None
     failure: StoreFault | None = None
 
 
-class SharedRounds(Generic[T]):
-    """Rounds of asking, one after another. An answer is to a question that was sent after its caller came; nobody waits
-    longer than two rounds.
+class SharedCalls(Generic[T]):
+    """Questions, one after another. An answer is to a question that was sent after its caller came; nobody waits
+    longer than two questions take.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask
         self._turn = asyncio.Lock()
-        self._next: _Round[T] = _Round()
+        self._next: _Call[T] = _Call()
 
     async def answer(self) -> T:
         """The answer. Raises the StoreFault with which asking failed."""
         own = self._next
         async with self._turn:
             if own.outcome is None and own.failure is None:
-                # Who comes from now on comes too late for this round.
-                self._next = _Round()
+                # Who comes from now on comes too late for this question.
+                self._next = _Call()
                 try:
                     own.outcome = await self._ask()
                 except StoreFault as error:

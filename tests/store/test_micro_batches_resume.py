@@ -4,7 +4,7 @@ import itertools
 
 from buffer_service import commands
 from tests.store.driver import Run
-from tests.store.test_rounds import DISCARD, REQUEUE, STREAMED, fill, ids
+from tests.store.test_micro_batches import DISCARD, REQUEUE, STREAMED, fill, ids
 
 
 async def test_a_replayed_open_step_goes_on_where_it_stood(run: Run) -> None:
@@ -21,9 +21,9 @@ async def test_a_replayed_open_step_goes_on_where_it_stood(run: Run) -> None:
 
 async def test_a_kept_open_step_asks_for_no_version_that_the_new_timeline_has_not_reached(run: Run) -> None:
     await run.create(batch_groups=2, micro_batch_groups=1, max_queued_groups=9, max_staleness=0, batches_per_publish=2)
-    for step, round_ in itertools.product(range(2), range(2)):
-        await run.fill(f"t{step}{round_}")
-        await run.batch(step, round_)
+    for step, micro_batch in itertools.product(range(2), range(2)):
+        await run.fill(f"t{step}{micro_batch}")
+        await run.batch(step, micro_batch)
     await run.publish(1, commit_through=1)
     await run.fill("open", head=1)
     assert (await run.batch(2)).train_version == 1
@@ -62,8 +62,8 @@ async def test_equal_shards_stay_as_equal_as_another_world_size_allows(run: Run)
 async def test_an_open_step_is_requeued(run: Run) -> None:
     await run.create(**STREAMED)
     await fill(run, 6)
-    for round_ in range(2):
-        await run.batch(0, round_)
+    for micro_batch in range(2):
+        await run.batch(0, micro_batch)
     resumed = await run.resume(0, REQUEUE)
     assert (resumed.next_step, resumed.next_unassembled_step) == (0, 0)
     assert await run.ledger() == {"accepted": 6, "queued": 6}
@@ -90,8 +90,8 @@ async def test_an_open_step_is_discarded(run: Run) -> None:
 async def test_complete_and_open_steps_are_requeued_together(run: Run) -> None:
     await run.create(batch_groups=2, micro_batch_groups=1, max_queued_groups=5)
     await fill(run, 5)
-    for step, round_ in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0)):
-        await run.batch(step, round_)
+    for step, micro_batch in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0)):
+        await run.batch(step, micro_batch)
     await run.commit(0)
     assert await run.ledger() == {"accepted": 5, "trained": 2, "delivered": 2, "forming": 1}
     resumed = await run.resume(0, REQUEUE)

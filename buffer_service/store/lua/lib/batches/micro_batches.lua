@@ -1,13 +1,13 @@
--- Closing a round of a step.
+-- Closing a micro-batch of a step.
 
 -- @include batches
 -- @include gathering
 -- @include totals
 
-local Rounds = {}
+local MicroBatches = {}
 
 -- The most groups that a step of its own size may have, as domain/liveness.py argues.
-function Rounds.most_groups(policy)
+function MicroBatches.most_groups(policy)
   local most = policy.micro_batch_groups > 0 and 65536 or math.min(65536, policy.max_queued_groups)
   local uncommitted = policy.prefetch_batches + policy.batches_per_publish
   if policy.max_lookahead >= 0 then
@@ -23,8 +23,9 @@ function Rounds.most_groups(policy)
   return most
 end
 
--- Moves the groups of a round, of these sizes, into the step that is forming, or with the whole step to its delivery.
-function Rounds.settle(ctx, header, environments, final)
+-- Moves the groups of a micro-batch, of these sizes, into the step that is forming, or with the whole step to its
+-- delivery.
+function MicroBatches.settle(ctx, header, environments, final)
   if header.micro == 0 then
     Batches.move_step(ctx, header, 'queued', 'delivered')
     return
@@ -36,7 +37,7 @@ function Rounds.settle(ctx, header, environments, final)
 end
 
 -- Adds sums of other groups to these (of Batches.sum, in an array).
-function Rounds.add_sums(sums, others)
+function MicroBatches.add_sums(sums, others)
   for environment, amounts in pairs(others[1]) do
     sums[1][environment] = Batches.add_each(sums[1][environment] or {}, amounts)
   end
@@ -47,8 +48,8 @@ function Rounds.add_sums(sums, others)
   end
 end
 
--- Adds the sums of a round's groups (Batches.sum) to what the run and its environments are measured by.
-function Rounds.count_assembled(ctx, environments, own, others, by_staleness)
+-- Adds the sums of a micro-batch's groups (Batches.sum) to what the run and its environments are measured by.
+function MicroBatches.count_assembled(ctx, environments, own, others, by_staleness)
   local ledger = ctx.ledger
   for environment, sums in pairs(environments) do
     local its = Ledger.environment_totals(ctx, environment)
@@ -70,27 +71,27 @@ function Rounds.count_assembled(ctx, environments, own, others, by_staleness)
   ledger.statistics.staleness_max = math.max(ledger.statistics.staleness_max, own.staleness_max)
 end
 
--- A step that is about to get its first round.
-function Rounds.new_step(ctx, train_version, target)
+-- A step that is about to get its first micro-batch.
+function MicroBatches.new_step(ctx, train_version, target)
   local policy = ctx.policy
   return {
     train_version = train_version, target = target, micro = policy.micro_batch_groups, budget = policy.batch_tokens,
-    equal = policy.equal_shards, rounds = 0, groups = 0, samples = 0, tokens = 0, bytes = 0, environments = {},
+    equal = policy.equal_shards, micro_batches = 0, groups = 0, samples = 0, tokens = 0, bytes = 0, environments = {},
   }
 end
 
--- Closes the next round of step `next_step` with what was gathered for it and groups that were just taken out of the
--- queue, in order of pick; with the step's last round the step is assembled. Returns the round.
-function Rounds.close(ctx, header, taken, world_size)
+-- Closes the next micro-batch of step `next_step` with what was gathered for it and groups that were just taken out of
+-- the queue, in order of pick; with the step's last micro-batch the step is assembled. Returns the micro-batch.
+function MicroBatches.close(ctx, header, taken, world_size)
   local state = ctx.state
-  local step, round = state.next_step, header.rounds
+  local step, micro_batch = state.next_step, header.micro_batches
   local sums = {Batches.sum(taken, header.train_version)}
   local groups, gathered = Gathering.take(ctx)
   for _, group in ipairs(taken) do
     groups[#groups + 1] = group
   end
   for _, its in ipairs(gathered) do
-    Rounds.add_sums(sums, its)
+    MicroBatches.add_sums(sums, its)
   end
   local environments, own, others, by_staleness = unpack(sums)
   if Run.is_recorded(ctx) then
@@ -98,24 +99,24 @@ function Rounds.close(ctx, header, taken, world_size)
     for index, group in ipairs(groups) do
       ids[index] = group[G_ID]
     end
-    Run.record(ctx, 'round', {ctx.now, step, round, header.train_version, ids})
+    Run.record(ctx, 'micro_batch', {ctx.now, step, micro_batch, header.train_version, ids})
   end
   Record.sort(groups)
   Batches.count(header, 1, environments)
-  local before = round > 0 and Batches.load_round(step, round - 1).total or nil
+  local before = micro_batch > 0 and Batches.load_micro_batch(step, micro_batch - 1).total or nil
   local stored = {own = own, total = Batches.up_to(before, own)}
-  Batches.store_round(ctx, step, round, stored, Sharding.split(groups, world_size, header.equal == 1))
+  Batches.store_micro_batch(ctx, step, micro_batch, stored, Sharding.split(groups, world_size, header.equal == 1))
 
   local final = header.micro == 0 or header.groups >= header.target
     or (header.budget > 0 and header.tokens >= header.budget)
-  Rounds.settle(ctx, header, environments, final)
-  Rounds.count_assembled(ctx, environments, own, others, by_staleness)
-  header.rounds = round + 1
+  MicroBatches.settle(ctx, header, environments, final)
+  MicroBatches.count_assembled(ctx, environments, own, others, by_staleness)
+  header.micro_batches = micro_batch + 1
   Batches.save_step(step, header)
   if final then
-    state.next_step, state.rounds = step + 1, 0
+    state.next_step, state.micro_batches = step + 1, 0
   else
-    state.rounds = header.rounds
+    state.micro_batches = header.micro_batches
   end
   return stored
 end

@@ -10,7 +10,7 @@ from buffer_cli.output import print_facts
 from buffer_cli.status.staleness import print_estimate
 from buffer_service.domain.ops import Amount, EngineReport, RunView
 from buffer_service.domain.policy import UNSET, RunPolicy
-from buffer_service.observability.diagnosis import Standing, waits_on
+from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.observability.estimate import Estimate
 from buffer_service.observability.filters import filtered, filters, recent_acceptance, starved
 from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
@@ -51,10 +51,10 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
     policy, statistics = view.policy, view.statistics
     granted, returned, expired = (statistics[f"leases_{name}"] for name in ("granted", "returned", "expired"))
     steps = f"{view.next_step} assembled, {view.committed_steps} committed, {view.checkpointed_steps} checkpointed"
-    yield "waits on", waits_on(Standing.of(view))
+    yield "waits on", waits_on(Situation.of(view))
     if policy.preset:
         yield "preset", policy.preset
-    yield "weights", f"version {view.published.version} of epoch {view.epoch}"
+    yield "weights", f"version {view.published.version} of term {view.term}"
     yield "steps", steps
     yield "queue", _queue(view)
     yield "batch", _batch(policy)
@@ -83,8 +83,8 @@ def _queue(view: RunView) -> str:
 
 def _batch(policy: RunPolicy) -> str:
     tokens = f", at most {policy.batch_tokens:,} tokens" if policy.batch_tokens else ""
-    rounds = f", in rounds of {policy.micro_batch_groups} a rank" if policy.micro_batch_groups else ""
-    return f"{policy.batch_groups} groups{tokens}{rounds}"
+    micro_batches = f", in micro-batches of {policy.micro_batch_groups} a rank" if policy.micro_batch_groups else ""
+    return f"{policy.batch_groups} groups{tokens}{micro_batches}"
 
 
 def _staleness(view: RunView) -> str:

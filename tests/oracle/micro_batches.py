@@ -1,8 +1,8 @@
-"""Rounds: what the next one needs, which groups it takes, and closing it.
+"""Micro-batches: what the next one needs, which groups it takes, and closing it.
 
-A whole batch is one round that closes its step. A streamed step closes when it has all its groups or tokens; until
-then its groups are forming. Invariants: turns between environments are taken only by groups that enter a round; a
-step's form is that of its first round.
+A whole batch is one micro-batch that closes its step. A streamed step closes when it has all its groups or tokens;
+until then its groups are forming. Invariants: turns between environments are taken only by groups that enter a
+micro-batch; a step's form is that of its first micro-batch.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField
 from tests.oracle.records import Group
 from tests.oracle.state import RunState
-from tests.oracle.steps import Form, Round, Step, split
+from tests.oracle.steps import Form, MicroBatch, Step, split
 
 MAX_BATCH_GROUPS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next round of a step: its form, how many groups it needs, and the fewest that make one."""
+    """The next micro-batch of a step: its form, how many groups it needs, and the fewest that make one."""
 
     form: Form
     needed: int
@@ -30,10 +30,12 @@ class Plan:
 
 
 def plan(run: RunState, request: Pull, step: Step | None) -> Plan:
-    """Return what the round that is asked for needs; `step` is the open one, if there is one. Raises InvalidField."""
+    """Return what the micro-batch that is asked for needs; `step` is the open one, if there is one. Raises
+    InvalidField.
+    """
     form = _first_form(run, request) if step is None else step.form
     if step is not None and request.train_version not in {None, form.train_version}:
-        limit = f"{form.train_version}, that of the step's first round"
+        limit = f"{form.train_version}, that of the step's first micro-batch"
         raise InvalidField("train_version", request.train_version, limit)
     world_size, groups = request.world_size, form.target
     if form.equal and groups % world_size and (form.streamed or form.token_budget == 0):
@@ -45,26 +47,28 @@ def plan(run: RunState, request: Pull, step: Step | None) -> Plan:
     size = min(world_size * form.micro_groups, groups - (len(step.groups) if step else 0))
     if size > run.policy.max_queued_groups:
         ranks = run.policy.max_queued_groups // form.micro_groups
-        limit = f"at most {ranks} ranks: a round of world_size * micro_batch_groups groups must fit max_queued_groups"
+        limit = (
+            f"at most {ranks} ranks: a micro-batch of world_size * micro_batch_groups groups must fit max_queued_groups"
+        )
         raise InvalidField("world_size", world_size, limit)
     return Plan(form, size, size)
 
 
-def is_ready(run: RunState, round_plan: Plan) -> bool:
-    """Tell whether enough is queued; of a streamed step's round the fewest that make it are all it needs."""
-    form, queue = round_plan.form, run.queue
+def is_ready(run: RunState, micro_batch_plan: Plan) -> bool:
+    """Tell whether enough is queued; of a streamed step's micro-batch the fewest that make it are all it needs."""
+    form, queue = micro_batch_plan.form, run.queue
     enough_tokens = 0 < form.token_budget <= queue.tokens
-    return len(queue) >= round_plan.minimum and (len(queue) >= round_plan.needed or enough_tokens)
+    return len(queue) >= micro_batch_plan.minimum and (len(queue) >= micro_batch_plan.needed or enough_tokens)
 
 
-def close(run: RunState, world_size: int, round_plan: Plan, step: Step | None) -> Step:
-    """Close the next round; the step is the given one, or a new one."""
-    form = round_plan.form
-    groups = _take(run, round_plan, world_size)
+def close(run: RunState, world_size: int, micro_batch_plan: Plan, step: Step | None) -> Step:
+    """Close the next micro-batch; the step is the given one, or a new one."""
+    form = micro_batch_plan.form
+    groups = _take(run, micro_batch_plan, world_size)
     closed = _measured(run, form, groups, world_size)
     if step is None:
         step = run.steps[run.next_step] = Step(run.next_step, form)
-    step.rounds.append(closed)
+    step.micro_batches.append(closed)
     for group in groups:
         run.move_group(group, GroupState.FORMING if form.streamed else GroupState.DELIVERED)
     if step.is_full:
@@ -95,19 +99,19 @@ def _form(policy: RunPolicy, train_version: int, groups: int) -> Form:
     return Form(train_version, groups, policy.micro_batch_groups, policy.batch_tokens, policy.equal_shards)
 
 
-def _take(run: RunState, round_plan: Plan, world_size: int) -> list[Group]:
-    """The groups of the round, out of the queue, in order of their picks."""
-    form, policy = round_plan.form, run.policy
+def _take(run: RunState, micro_batch_plan: Plan, world_size: int) -> list[Group]:
+    """The groups of the micro-batch, out of the queue, in order of their picks."""
+    form, policy = micro_batch_plan.form, run.policy
     budget = 0 if form.streamed else form.token_budget
     turns = run.queue_turns.copy()
     picked: list[Group] = []
     tokens = 0
-    while len(picked) < round_plan.needed:
+    while len(picked) < micro_batch_plan.needed:
         group = run.queue.pick(run.mixture, policy.staleness_measure, turns)
         if group is None:
             break
         tokens += group.facts.tokens
-        if 0 < budget < tokens and len(picked) >= round_plan.minimum:
+        if 0 < budget < tokens and len(picked) >= micro_batch_plan.minimum:
             break
         run.queue.remove(group)
         run.take_turn(turns, group.environment)
@@ -120,9 +124,9 @@ def _take(run: RunState, round_plan: Plan, world_size: int) -> list[Group]:
     return picked[:kept]
 
 
-def _measured(run: RunState, form: Form, groups: list[Group], world_size: int) -> Round:
+def _measured(run: RunState, form: Form, groups: list[Group], world_size: int) -> MicroBatch:
     youngest = form.train_version * MILLI
-    return Round(
+    return MicroBatch(
         shards=split(groups, world_size, equal=form.equal),
         staleness={group.group_id: max(0, form.train_version - group.head) for group in groups},
         stalest_milli=max(youngest - group.age_milli(run.policy.staleness_measure) for group in groups),
@@ -130,7 +134,7 @@ def _measured(run: RunState, form: Form, groups: list[Group], world_size: int) -
     )
 
 
-def _count(run: RunState, form: Form, groups: list[Group], closed: Round) -> None:
+def _count(run: RunState, form: Form, groups: list[Group], closed: MicroBatch) -> None:
     for group in groups:
         run.totals.assemble(group, form.train_version)
     run.count("assembled_groups_spanning_versions", sum(group.facts.spans_versions for group in groups))
