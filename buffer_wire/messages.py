@@ -4,9 +4,9 @@ None is a field that is not set, a word is the enum's number of that name, a dat
 message may be there as its bytes too; empty ones are none. How the fields of a kind are converted is found out once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from types import NoneType
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin
 
@@ -14,7 +14,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from buffer_wire.enums import words
+from buffer_wire.enums import word, words
 
 MessageT = TypeVar("MessageT", bound=Message)
 ValueT = TypeVar("ValueT")
@@ -30,7 +30,7 @@ def message_of(kind: type[MessageT], value: object, **given: Any) -> MessageT:  
 
     Raises AttributeError for a field of the message that the value lacks and that is not given.
     """
-    for name, convert in _to_wire(kind):
+    for name, convert in _to_wire(kind):  # type: ignore[arg-type]  # Classes of messages do hash.
         if name not in given:
             one = getattr(value, name)
             given[name] = one if convert is None or one is None else convert(one)
@@ -42,7 +42,7 @@ def value_of(kind: type[ValueT], message: Message, **given: Any) -> ValueT:  # n
 
     What neither of them has keeps its default.
     """
-    for name, is_optional, convert in _of_wire(kind, type(message)):
+    for name, is_optional, convert in _of_wire(kind, type(message)):  # type: ignore[arg-type]
         if name not in given:
             if is_optional and not message.HasField(name):
                 given[name] = None
@@ -53,7 +53,7 @@ def value_of(kind: type[ValueT], message: Message, **given: Any) -> ValueT:  # n
 
 
 @cache
-def _to_wire(kind: Any) -> list[tuple[str, Convert | None]]:  # noqa: ANN401 - a class, which mypy takes for unhashable
+def _to_wire(kind: Any) -> list[tuple[str, Convert | None]]:  # noqa: ANN401 - a class
     """Names of a message's fields, each with the conversion of what the value has there, if it needs one."""
     return [(field.name, _field_to_wire(field)) for field in kind.DESCRIPTOR.fields]
 
@@ -71,7 +71,7 @@ def _field_to_wire(field: Field) -> Convert | None:
 
         return message
     if field.enum_type is not None:
-        numbers = _numbers(field)
+        numbers = words(EnumTypeWrapper(field.enum_type))
         return lambda value: [numbers[one] for one in value] if isinstance(value, list | tuple) else numbers[value]
     return None
 
@@ -89,19 +89,9 @@ def _field_of_wire(field: Field, hint: Any) -> Convert | None:  # noqa: ANN401
         hint = next(one for one in get_args(hint) if one is not NoneType)
     if field.message_type is None:
         if field.enum_type is not None:
-            return _words(field).__getitem__
+            return partial(word, EnumTypeWrapper(field.enum_type))
         return None if get_origin(hint) is None else tuple
     if get_origin(hint) is None:
         return lambda value: value_of(hint, value)
     many, element = tuple if get_origin(hint) is tuple else list, get_args(hint)[0]
     return lambda values: many([value_of(element, one) for one in values])
-
-
-@cache
-def _numbers(field: Field) -> Mapping[str, int]:
-    return words(EnumTypeWrapper(field.enum_type))
-
-
-@cache
-def _words(field: Field) -> Mapping[int, str]:
-    return {number: word for word, number in _numbers(field).items()}

@@ -64,3 +64,9 @@ def test_a_field_that_nobody_gives_is_no_silent_zero() -> None:
 def test_a_word_that_the_wire_lacks_is_refused() -> None:
     with pytest.raises(KeyError, match="asleep"):
         message(Report("asleep", Version(), None))
+
+
+def test_an_enum_without_a_value_is_unspecified_and_one_of_a_later_version_is_refused() -> None:
+    assert value_of(Report, weights_pb2.EngineReport()).state == "unspecified"
+    with pytest.raises(ValueError, match="99"):
+        value_of(Report, weights_pb2.EngineReport(state=99))  # type: ignore[arg-type]
