@@ -152,9 +152,9 @@ async def test_partial_rollout_waits_for_an_engine_that_is_behind_its_weights(
     files = weight_files(tmp_path / "v1", {"model": b"1"})
     await fake.publish(1, 1, weights_pb2.WeightManifest(files=files))
     await fake.submit(task("t1", max_new_tokens=40))
-    slow = SimulatedOptions(tokens_per_s=40.0, length_median=40.0, length_sigma=0.0)
+    slow = SimulatedOptions(tokens_per_s=10.0, length_median=40.0, length_sigma=0.0)
     async with working(fake, tmp_path, simulated=slow) as first:
-        await fake.until(lambda: bool(fake.tasks["t1"].leased_to))
+        await fake.until(lambda: any(slot.in_flight for slot in first.worker.slots))
         await time_passes(0.3)
         await first.end()
     assert fake.tasks["t1"].partial_rollout is not None
