@@ -100,11 +100,13 @@ async def test_pause_that_aborts_resumes_the_partial_samples(fake: FakeService, 
 async def test_idle_worker_waits_politely_while_the_run_drains(
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_workers.tasks.dispatcher._WARN_AFTER_S", 0.1)
     monkeypatch.setattr("rollout_workers.tasks.dispatcher._AFTER_HELD_ANSWER_S", 0.1)
     fake.wait, fake.holds = tasks_pb2.LEASE_WAIT_DRAINING, False
     with structlog.testing.capture_logs() as logs:
         async with working(fake, tmp_path) as running:
+            await fake.until(lambda: bool(fake.lease_requests))
+            # From now on, for the start itself may take longer.
+            monkeypatch.setattr("rollout_workers.tasks.dispatcher._WARN_AFTER_S", 0.1)
             await fake.until(lambda: len(fake.lease_requests) >= 5)
             assert "being drained" in running.worker._dispatchers[0].waiting_on
             # Continued: there is work again.
