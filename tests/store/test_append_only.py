@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from buffer_service.store.embedded.server import EmbeddedStore
 from buffer_service.store.redis_store import RedisRunStore
@@ -114,7 +115,7 @@ async def test_the_file_of_every_rewrite_and_of_every_life_is_appended_to(
 
 @pytest.mark.parametrize("why", [errno.EPERM, errno.ENOSYS])
 async def test_who_cannot_set_the_flag_is_told_once_and_goes_on(
-    embedded: EmbeddedStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: int
+    embedded: EmbeddedStore, monkeypatch: pytest.MonkeyPatch, why: int
 ) -> None:
     # What vanishes while it is looked at is looked at again; what is refused stays refused.
     answers = iter([errno.EBADF, errno.ESRCH, why])
@@ -124,6 +125,8 @@ async def test_who_cannot_set_the_flag_is_told_once_and_goes_on(
 
     monkeypatch.setattr(append_only, "append_always", refused)
     monkeypatch.setattr(append_only, "POLL_S", 0.01)
-    async with asyncio.timeout(SOON_S):
-        await append_only.watch(embedded)
-    assert capsys.readouterr().out.count("--durability host") == 1
+    with structlog.testing.capture_logs() as logs:
+        async with asyncio.timeout(SOON_S):
+            await append_only.watch(embedded)
+    (warning,) = logs
+    assert "--durability host" in str(warning)
