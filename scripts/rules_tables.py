@@ -1,11 +1,12 @@
-"""Writes the tables of the rules into the docs: policy fields, filters, statistics, transitions.
+"""Writes into the docs what the code says better: tables of the rules, and the list of all folders with their files.
 
 A page says where: what stands between `<!-- rules: NAME -->` and `<!-- end of rules -->` is written from
-buffer_service/rules/ and buffer_service/domain/policy.py.
+buffer_service/rules/ and buffer_service/domain/policy.py, or from the tree.
 
 usage: rules_tables.py [--check]   (--check: write nothing, fail if a page is out of date)
 """
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from buffer_service.domain.policy import ENUMS, MAY_BE_UNSET, UNSET, Between, Ru
 from buffer_service.rules.filters import FILTERS, NO_REWARD_BOUND
 from buffer_service.rules.statistics import STATISTICS
 from buffer_service.rules.transitions import GROUP_TRANSITIONS, NEW, TASK_TRANSITIONS
+from scripts.lint_rooms import PRODUCT
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(?<=<!-- rules: )(?P<name>[a-z ]+)(?P<open> -->\n).*?(?=<!-- end of rules -->)", re.DOTALL)
@@ -95,12 +97,30 @@ def task_transitions() -> Iterator[str]:
     return _transitions(TASK_TRANSITIONS)
 
 
+def folders() -> Iterator[str]:
+    """Folders of the product, each with what its docstring says first, and its files."""
+    yield from _head("folder", "holds", "files")
+    files = [one for package in PRODUCT for one in (ROOT / package).rglob("*") if one.suffix in (".py", ".lua", ".js")]
+    for folder in sorted({one.parent for one in files}):
+        own = sorted(one for one in files if one.parent == folder and not one.stem.startswith("__"))
+        package = folder / "__init__.py"
+        if package.exists():
+            text = ast.get_docstring(ast.parse(package.read_text("utf-8"))) or ""
+            holds = " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+        else:
+            kind = "Libraries of scripts" if folder.parent.name == "lib" else "Scripts"
+            holds = f"{kind}: {folder.name}"
+        named = ", ".join(one.stem if one.suffix == ".py" else one.name for one in own)
+        yield _row(f"`{folder.relative_to(ROOT)}/`", holds, named)
+
+
 TABLES: Mapping[str, Callable[[], Iterable[str]]] = {
     "policy fields": policy_fields,
     "filters": filters,
     "statistics": statistics,
     "group transitions": group_transitions,
     "task transitions": task_transitions,
+    "folders": folders,
 }
 
 
