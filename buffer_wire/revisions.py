@@ -45,6 +45,6 @@ class Revisions:
         return self._seen.get(run_id, NO_REVISION)
 
     def ref(self, run_id: str) -> common_pb2.RunRef:
-        """The RunRef of a request."""
+        """Make the RunRef that a request carries: the run's id, and its highest revision noted here, with the proof."""
         seen = self.seen(run_id)
         return common_pb2.RunRef(run_id=run_id, seen_revision=seen, seen_proof=seen.proof)

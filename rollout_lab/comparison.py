@@ -56,9 +56,15 @@ class Comparison:
 def compare(
     comparison: Comparison, *, processes: int | None = None, done: Callable[[int], None] | None = None
 ) -> list[Trial]:
-    """A trial of every candidate, in their order; the first one sets the pace. `processes`, `done`: as `in_processes`.
+    """Simulate every candidate; returns their trials in the same order.
 
-    Raises InvalidField for fewer than two candidates, for two of one name, and for what is not simulated.
+    The first one runs on the workload's engines, and its train period is the pace. Each other one gets about the fewest
+    engines that keep this pace, from the workload's up to MOST_ENGINES times as many. One that cannot keep it is
+    reported on the workload's engines. `processes`: of the others, as in `in_processes`. `done`: called with the number
+    of trials that have ended.
+
+    Raises InvalidField for fewer than two candidates, for two of one name, and for what is not simulated. Raises
+    InvalidPolicy when nothing can go on.
     """
     candidates = comparison.candidates
     names = [candidate.name for candidate in candidates]

@@ -81,7 +81,11 @@ class Feed:
                     await self._news.wait()
 
     async def read_on(self) -> None:
-        """Read until the run is gone."""
+        """Read the run's state again and again, with pauses of PERIOD_S, and tell watchers what has changed.
+
+        While the store fails, watchers get a `fault`, and the reading goes on. When the run is deleted, or reading it
+        breaks, they get the `end`, and this returns.
+        """
         try:
             while True:
                 try:

@@ -134,7 +134,10 @@ class Gate:
         return TokenCaller(entry, method, self)
 
     def check_live(self, entry: TokenEntry) -> None:
-        """Raises Unauthenticated when the entry is none of the file any more, or has expired."""
+        """Check again the entry of a caller that was let in; without a token file, nothing is checked.
+
+        Raises Unauthenticated when the file no longer has the entry, or has it changed, or when it has expired.
+        """
         if self.file is None:
             return
         tokens = self.file.look()

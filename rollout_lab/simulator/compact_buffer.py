@@ -44,7 +44,7 @@ class CompactBuffer:
         self._overflow = self._stale = self._recycled = self._lost_tokens = 0
 
     def lease(self, group: SimulatedGroup) -> bool:
-        """Ask to start the group; True if it may be."""
+        """Lease the group a task, recycled ones first. False, and no lease, if it is too stale or there is no room."""
         policy = self._policy
         unpublished = self._next_step - self._published_steps
         train_version = next_train_version(self._published, unpublished, policy.batches_per_publish)

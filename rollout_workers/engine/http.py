@@ -32,7 +32,7 @@ class Reply:
 
     status: int
     body: Any
-    """Parsed JSON, or text where the engine sent none."""
+    """Parsed JSON, or text where it is not JSON; None for an empty body, and for one passed on piece by piece."""
 
     @property
     def message(self) -> str:

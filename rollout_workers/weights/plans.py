@@ -11,7 +11,7 @@ from rollout_workers.versions import Version
 
 
 class Phase(enum.Enum):
-    """Phase of a plan."""
+    """Phase of a collective weight update: its members join and pause, they receive, or it is given up."""
 
     PREPARE = weights_pb2.PLAN_PHASE_PREPARE
     BROADCAST = weights_pb2.PLAN_PHASE_BROADCAST

@@ -143,7 +143,7 @@ def _to_lease(grant: ops.LeaseGrant, ttl_ms: int) -> pb.Lease:
 
 
 def extend(request: pb.ExtendLeasesRequest) -> tuple[str, str, list[str]]:
-    """(worker_id, instance_id, lease_ids) of a checked heartbeat."""
+    """Check a heartbeat and return its (worker_id, instance_id, lease_ids). Raises InvalidField."""
     fields.count(request.lease_ids, "lease_ids", 1, 4_096)
     return (*_worker(request), [fields.lease_id(value, f"lease_ids[{i}]") for i, value in enumerate(request.lease_ids)])
 

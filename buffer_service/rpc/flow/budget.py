@@ -56,7 +56,7 @@ class ByteBudget:
         return self.used_bytes < self.limit_bytes
 
     def take(self, size: int) -> None:
-        """Count `size` bytes that were read."""
+        """Add `size` bytes that were read. It never waits or raises, even when the budget is overdrawn."""
         self.used_bytes += size
 
     def give(self, size: int) -> None:

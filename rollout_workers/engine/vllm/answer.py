@@ -49,7 +49,10 @@ class Answer:
         return max(len(self._ids), len(self._logprobs))
 
     def feed(self, data: bytes) -> None:
-        """Take in a part of a stream. Raises Refused."""
+        """Take in the next bytes of a stream, cut anywhere. Raises Refused for an event that is the server's error.
+
+        An event that cannot be read raises nothing: it is the `fault` of the sample.
+        """
         *events, self._rest = (self._rest + data).split(_END_OF_EVENT)
         for event in events:
             body = event.strip().removeprefix(b"data:").strip()
