@@ -69,6 +69,8 @@ class PullBatchRequest(google.protobuf.message.Message):
     WAIT_MS_FIELD_NUMBER: builtins.int
     MICRO_BATCH_FIELD_NUMBER: builtins.int
     BATCH_GROUPS_FIELD_NUMBER: builtins.int
+    DIRECT_FIELD_NUMBER: builtins.int
+    VERIFY_FIELD_NUMBER: builtins.int
     term: builtins.int
     """The trainer's term; an older one is refused with `stale_term`."""
     step: builtins.int
@@ -94,6 +96,12 @@ class PullBatchRequest(google.protobuf.message.Message):
     more than max_lookahead and the quotas let exist. The pull that closes the step's first micro-batch decides; equal
     for every rank.
     """
+    direct: builtins.bool
+    """The caller reads from the store itself: groups of at least PayloadAccess.direct_from_bytes come as keys."""
+    verify: builtins.bool
+    """Check the stored bytes of each group against the checksum in its key, and settle as lost what is damaged. For a
+    caller that has read other bytes than its key says.
+    """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -110,9 +118,11 @@ class PullBatchRequest(google.protobuf.message.Message):
         wait_ms: builtins.int = ...,
         micro_batch: builtins.int = ...,
         batch_groups: builtins.int | None = ...,
+        direct: builtins.bool = ...,
+        verify: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "run", b"run", "train_version", b"train_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "micro_batch", b"micro_batch", "rank", b"rank", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "direct", b"direct", "micro_batch", b"micro_batch", "rank", b"rank", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "verify", b"verify", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
     @typing.overload
@@ -203,9 +213,12 @@ class DeliveredGroup(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: builtins.int
+    PAYLOAD_KEY_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     HEAD_VERSION_FIELD_NUMBER: builtins.int
     TAIL_VERSION_FIELD_NUMBER: builtins.int
+    payload_key: builtins.str
+    """In place of the group, where the pull said `direct`: the key under which it lies in the store."""
     sequence: builtins.int
     """Position of acceptance within the run."""
     head_version: builtins.int
@@ -214,18 +227,19 @@ class DeliveredGroup(google.protobuf.message.Message):
     """Largest version of any sample's last token, in the present timeline."""
     @property
     def group(self) -> rollout_buffer.v1.groups_pb2.Group:
-        """The group as it was pushed, byte for byte."""
+        """The group as it was pushed, byte for byte: header and payload."""
 
     def __init__(
         self,
         *,
         group: rollout_buffer.v1.groups_pb2.Group | None = ...,
+        payload_key: builtins.str = ...,
         sequence: builtins.int = ...,
         head_version: builtins.int = ...,
         tail_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "head_version", b"head_version", "sequence", b"sequence", "tail_version", b"tail_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "head_version", b"head_version", "payload_key", b"payload_key", "sequence", b"sequence", "tail_version", b"tail_version"]) -> None: ...
 
 Global___DeliveredGroup: typing_extensions.TypeAlias = DeliveredGroup
 

@@ -164,6 +164,10 @@ class _PushOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Accepted, and filtered by the run's policy."""
     PUSH_OUTCOME_RECORDED: _PushOutcome.ValueType  # 7
     """The group is the result of an evaluation's task; it is in no queue."""
+    PUSH_OUTCOME_PAYLOAD_MISSING: _PushOutcome.ValueType  # 8
+    """What `stored` names is not in the store (any more), or has another length: write it again under a new nonce, or
+    push the group with its payload. Nothing was accepted.
+    """
 
 class PushOutcome(_PushOutcome, metaclass=_PushOutcomeEnumTypeWrapper):
     """Outcome of a pushed group."""
@@ -184,6 +188,10 @@ PUSH_OUTCOME_FILTERED: PushOutcome.ValueType  # 6
 """Accepted, and filtered by the run's policy."""
 PUSH_OUTCOME_RECORDED: PushOutcome.ValueType  # 7
 """The group is the result of an evaluation's task; it is in no queue."""
+PUSH_OUTCOME_PAYLOAD_MISSING: PushOutcome.ValueType  # 8
+"""What `stored` names is not in the store (any more), or has another length: write it again under a new nonce, or
+push the group with its payload. Nothing was accepted.
+"""
 Global___PushOutcome: typing_extensions.TypeAlias = PushOutcome
 
 @typing.final
@@ -385,6 +393,28 @@ class GroupHeader(google.protobuf.message.Message):
 Global___GroupHeader: typing_extensions.TypeAlias = GroupHeader
 
 @typing.final
+class StoredPayload(google.protobuf.message.Message):
+    """Payload that its pusher has written to the store itself; see "Two ways for payloads" in the protocol."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: builtins.int
+    CHECKSUM_FIELD_NUMBER: builtins.int
+    nonce: builtins.bytes
+    """16 random bytes, drawn anew for every write of other bytes."""
+    checksum: builtins.int
+    """XXH3-64 of the payload."""
+    def __init__(
+        self,
+        *,
+        nonce: builtins.bytes = ...,
+        checksum: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checksum", b"checksum", "nonce", b"nonce"]) -> None: ...
+
+Global___StoredPayload: typing_extensions.TypeAlias = StoredPayload
+
+@typing.final
 class Group(google.protobuf.message.Message):
     """A group on the wire. The header field comes first, the payload second."""
 
@@ -392,20 +422,26 @@ class Group(google.protobuf.message.Message):
 
     HEADER_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
+    STORED_FIELD_NUMBER: builtins.int
     payload: builtins.bytes
     """Payload of the group, at most the service's limit (default 64 MiB)."""
     @property
     def header(self) -> Global___GroupHeader:
         """Header of the group, at most 1 MiB; the only part that the service parses."""
 
+    @property
+    def stored(self) -> Global___StoredPayload:
+        """In place of the payload, in pushes only: where the whole group lies in the store."""
+
     def __init__(
         self,
         *,
         header: Global___GroupHeader | None = ...,
         payload: builtins.bytes = ...,
+        stored: Global___StoredPayload | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "payload", b"payload"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["header", b"header", "stored", b"stored"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["header", b"header", "payload", b"payload", "stored", b"stored"]) -> None: ...
 
 Global___Group: typing_extensions.TypeAlias = Group
 

@@ -1,0 +1,1 @@
+"""Payloads on the store: their keys, and the two ends that write and read them there."""
