@@ -7,7 +7,21 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from rollout_buffer.v1 import batches_pb2, evaluations_pb2, groups_pb2, inspect_pb2, runs_pb2, tasks_pb2, weights_pb2
+from rollout_buffer.v1 import (
+    batches_pb2,
+    evaluations_pb2,
+    groups_pb2,
+    inspect_pb2,
+    payloads_pb2,
+    runs_pb2,
+    tasks_pb2,
+    weights_pb2,
+)
+
+_FILES = (
+    *(batches_pb2, evaluations_pb2, groups_pb2, inspect_pb2),
+    *(payloads_pb2, runs_pb2, tasks_pb2, weights_pb2),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +48,7 @@ def _methods(service: ServiceDescriptor) -> dict[str, Method]:
 
 METHODS: Mapping[str, Method] = {
     name: method
-    for module in (batches_pb2, evaluations_pb2, groups_pb2, inspect_pb2, runs_pb2, tasks_pb2, weights_pb2)
+    for module in _FILES
     for service in module.DESCRIPTOR.services_by_name.values()
     for name, method in _methods(service).items()
 }

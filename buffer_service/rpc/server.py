@@ -28,6 +28,7 @@ from buffer_service.rpc.servicers import loop
 from buffer_service.rpc.servicers.evaluations import EvaluationServicer
 from buffer_service.rpc.servicers.groups import GroupServicer
 from buffer_service.rpc.servicers.inspection import InspectServicer
+from buffer_service.rpc.servicers.payloads import PayloadServicer
 from buffer_service.rpc.streams.pull import PullStream
 from buffer_service.rpc.streams.push import PushParts
 from buffer_service.rpc.streams.weights import WeightsFeed
@@ -43,6 +44,8 @@ from rollout_buffer.v1 import (
     groups_pb2,
     inspect_pb2,
     inspect_pb2_grpc,
+    payloads_pb2,
+    payloads_pb2_grpc,
     runs_pb2,
     runs_pb2_grpc,
     tasks_pb2,
@@ -55,6 +58,7 @@ _CONTRACT: tuple[ModuleType, ...] = (
     runs_pb2,
     tasks_pb2,
     groups_pb2,
+    payloads_pb2,
     batches_pb2,
     weights_pb2,
     evaluations_pb2,
@@ -123,6 +127,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     weights_pb2_grpc.add_WeightServiceServicer_to_server(loop.WeightServicer(store, WeightsFeed(store, lines)), server)
     evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, slots), server)
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
+    payloads_pb2_grpc.add_PayloadServiceServicer_to_server(PayloadServicer(store), server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -71,6 +71,10 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
         "ReturnLeases": _WORKER,
     },
     "GroupService": {"PushGroups": _PUSH, "PushGroup": _PUSH},
+    "PayloadService": {
+        "GetWriteAccess": _rule(Role.WORKER, Role.TRAINER),
+        "GetReadAccess": _TRAINER,
+    },
     "BatchService": {
         "PullBatch": _rule(Role.TRAINER, run_at=RunAt.BYTES),
         "Commit": _TRAINER,

@@ -19,6 +19,7 @@ from rollout_buffer.v1 import (
     groups_pb2,
     groups_pb2_grpc,
     inspect_pb2_grpc,
+    payloads_pb2_grpc,
     runs_pb2,
     runs_pb2_grpc,
     tasks_pb2,
@@ -133,6 +134,10 @@ class Rpc:
     @property
     def weights(self) -> weights_pb2_grpc.WeightServiceStub:
         return weights_pb2_grpc.WeightServiceStub(self.channel)
+
+    @property
+    def payloads(self) -> payloads_pb2_grpc.PayloadServiceStub:
+        return payloads_pb2_grpc.PayloadServiceStub(self.channel)
 
     @property
     def inspect(self) -> inspect_pb2_grpc.InspectServiceStub:
