@@ -7,8 +7,8 @@ from buffer_service.commands.replies import pack, text
 from buffer_service.commands.run_view import as_policy
 from buffer_service.domain import inspection as ins
 from buffer_service.domain.command import Command, Fields
-from buffer_service.domain.ops import payload_size
 from buffer_wire.errors import InvalidField
+from buffer_wire.payloads.keys import size_of
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def _waits(_tag: str, fields: Fields) -> tuple[ins.Waits, Sequence[str]]:
         now_ms=now,
         policy=effective,
         blocked=blocked,
-        pushes=[ins.BlockedPush(payload_size(text(key)), since, tried, b"") for key, since, tried in pushes],
+        pushes=[ins.BlockedPush(size_of(text(key)), since, tried, b"") for key, since, tried in pushes],
         leased=leased,
         expiring=[_task(lease, effective.lease_ttl_ms) for lease in leases],
         workers=workers,

@@ -5,11 +5,11 @@ from struct import iter_unpack
 
 from google.protobuf.message import DecodeError
 
-from buffer_service.domain.ops import payload_size
 from buffer_service.domain.ports import RunStore
 from buffer_wire.codec import MalformedMessage, read_varint, split_group
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.limits import MAX_HEADER_BYTES
+from buffer_wire.payloads.keys import size_of
 from rollout_buffer.v1 import groups_pb2
 
 _FIRST_BYTES = 64 << 10
@@ -70,7 +70,7 @@ async def _read_usual(store: RunStore, key: str, body: bytes) -> StoredGroup | N
 
 
 async def _read_whole(store: RunStore, key: str) -> StoredGroup | None:
-    body = await store.read_payload(key, 0, payload_size(key))
+    body = await store.read_payload(key, 0, size_of(key))
     if not body:
         # Deleted since its beginning was read.
         return None

@@ -1,7 +1,7 @@
 """Names of keys on the store.
 
-Invariant: all index keys of a run share one hash tag and so one slot; payload keys (commands/payload_keys.py) have none
-and spread over the slots.
+Invariant: all index keys of a run share one hash tag and so one slot; those of payloads (buffer_wire/payloads/keys.py)
+have none and spread over the slots.
 """
 
 import secrets
@@ -13,7 +13,7 @@ SCHEMA = "rb:schema"
 """Version of the store's layout. A service that does not know it does not start, and one that runs when it changes
 ends."""
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of the layout that this service knows; each run's record has it too.
 
 A script ends at a run of another version. A service of the version before serves beside this one during an upgrade.

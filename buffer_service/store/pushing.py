@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from buffer_service.commands import abandon_push
 from buffer_service.commands.groups import push_portion
-from buffer_service.commands.payload_keys import new_payload_key
 from buffer_service.domain import ops
 from buffer_service.store.calls import Calls
 from buffer_service.store.recent import RecentPayloads
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.payloads.keys import new_nonce, payload_key
 from buffer_wire.revision import NO_REVISION, Revision
 
 
@@ -36,7 +36,10 @@ class Pushing:
 
     async def push(self, run_id: str, groups: Sequence[ops.NewGroup], seen_revision: Revision) -> ops.PushResult:
         """Store payloads and index them."""
-        tries = [_Try(group.facts, new_payload_key(run_id, len(group.body)), group.body) for group in groups]
+        tries = [
+            _Try(group.facts, payload_key(run_id, new_nonce(), group.checksum, len(group.body)), group.body)
+            for group in groups
+        ]
         results: list[ops.PushResult] = []
         try:
             for portion in _portions(tries):

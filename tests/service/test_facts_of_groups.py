@@ -129,5 +129,5 @@ def test_samples_that_ran_into_their_limit_are_counted() -> None:
 
 
 def test_a_filtered_group_is_acknowledged_as_such() -> None:
-    ack = to_ack(ops.NewGroup(facts(make_group("t")), b"", ops.Pushed(ops.PushKind.FILTERED, "t/0")))
+    ack = to_ack(ops.NewGroup(facts(make_group("t")), b"", outcome=ops.Pushed(ops.PushKind.FILTERED, "t/0")))
     assert (ack.outcome, ack.group_id) == (pb.PUSH_OUTCOME_FILTERED, "t/0")

@@ -32,6 +32,7 @@ from buffer_service.security.shares import Shares
 from buffer_wire.connection.channel import client_options, server_options
 from buffer_wire.connection.stream_end import StreamEnd
 from buffer_wire.errors import InvalidField, NotReady
+from buffer_wire.payloads.keys import size_of
 from buffer_wire.revision import NO_REVISION, Revision
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
 from tests.security.serving import serving
@@ -108,7 +109,7 @@ class SlowStore:
         )
 
     async def fetch(self, run_id: str, payload_keys: Sequence[str]) -> Sequence[ops.Buffer | None]:
-        return [bytes(ops.payload_size(key)) for key in payload_keys]
+        return [bytes(size_of(key)) for key in payload_keys]
 
 
 @dataclass

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from buffer_service import commands
-from buffer_service.commands.payload_keys import new_payload_key
 from buffer_service.domain import ops
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.transport.connection import REPLY_BYTES, StoreConnection, portions
 from buffer_service.store.transport.resp import READ_BYTES
 from buffer_wire.errors import StoreFault, StoreOutOfMemory, StoreUnavailable
+from buffer_wire.payloads.keys import new_nonce, payload_key
 from tests.store.driver import Run
 from tests.support.store_server import StoreServer, store_server
 
@@ -85,14 +85,14 @@ async def test_a_cancelled_caller_does_not_disturb_the_others(connection: StoreC
 
 
 def test_replies_stay_below_their_limit() -> None:
-    keys = [new_payload_key("r", size) for size in (1 << 20, 3 << 20, 1, 5 << 20, 2, 3)]
+    keys = [payload_key("r", new_nonce(), 0, size) for size in (1 << 20, 3 << 20, 1, 5 << 20, 2, 3)]
     assert portions(keys) == [keys[:2], keys[2:3], keys[3:4], keys[4:]]
     assert portions([]) == []
     assert REPLY_BYTES == 4 << 20
 
 
 async def test_absent_payloads_are_none(connection: StoreConnection) -> None:
-    key, gone = new_payload_key("r", 4), new_payload_key("r", 4)
+    key, gone = payload_key("r", new_nonce(), 0, 4), payload_key("r", new_nonce(), 0, 4)
     await connection.command("SET", key, b"body")
     assert await connection.fetch([gone, key, gone]) == [None, b"body", None]
     assert await connection.fetch([]) == []

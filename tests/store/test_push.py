@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from buffer_service import commands
-from buffer_service.commands.payload_keys import new_payload_key
 from buffer_service.commands.replies import text
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.store.keys import index_key
+from buffer_wire.payloads.keys import new_nonce, payload_key
 from tests.store.driver import Run, weights
 
 BLOCK, REJECT, DROP = OverflowAction.BLOCK, OverflowAction.REJECT, OverflowAction.DROP_OLDEST
@@ -250,7 +250,7 @@ async def test_a_blocked_payload_that_nobody_retries_is_given_up(run: Run) -> No
 async def test_what_a_dead_replica_staged_is_given_up_by_the_runs_clock_whatever_the_replicas_was(run: Run) -> None:
     await run.create()
     staging = index_key(run.run_id, "staging")
-    key = new_payload_key(run.run_id, 4)
+    key = payload_key(run.run_id, new_nonce(), 0, 4)
     # As store_and_run leaves it where the script behind it fails.
     await run.command("ZADD", staging, 0, key)
     await run.command("SET", key, b"body")

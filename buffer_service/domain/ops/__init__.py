@@ -13,7 +13,6 @@ from buffer_service.domain.ops.groups import (
     Pushed,
     PushKind,
     PushResult,
-    payload_size,
 )
 from buffer_service.domain.ops.tasks import (
     Extended,
@@ -88,6 +87,5 @@ __all__ = [
     "Wanted",
     "WeightVersion",
     "WeightsView",
-    "payload_size",
     "sink_of",
 ]

@@ -28,11 +28,6 @@ REMEMBERED_TASKS = 32_768
 """Names of tasks that a run keeps after their checkpoint, where groups are pushed without leases: 100 bytes each."""
 
 
-def payload_size(key: str) -> int:
-    """Size in bytes of the payload under a payload key, which ends in it."""
-    return int(key.rpartition(":")[2])
-
-
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
     """Facts of a pushed group that the rules need. `lease_id` is empty for a push without a lease."""
@@ -124,6 +119,8 @@ class NewGroup:
 
     facts: GroupFacts
     body: Buffer = field(repr=False)
+    checksum: int = 0
+    """Checksum of its header and payload, which its payload key names."""
     outcome: Pushed | None = None
     """Outcome of the last try. Whoever has groups pushed sets it, and lets the body go once the store has it."""
 

@@ -145,6 +145,8 @@ class LeaseReturn:
     partial_rollout: bytes
     head: WeightVersion | None
     tokens: int
+    checksum: int = 0
+    """Checksum of the header and payload of `partial_rollout`, which its payload key names."""
 
 
 class ReturnOutcome(StrEnum):

@@ -17,6 +17,7 @@ from buffer_wire import limits
 from buffer_wire.codec import MalformedMessage, PushBundle, split_group
 from buffer_wire.enums import numbers
 from buffer_wire.errors import EvaluationsFull, InvalidField, RolloutBufferError, UnknownLease
+from buffer_wire.payloads.keys import group_checksum, payload_checksum
 from buffer_wire.revision import Revision
 from buffer_wire.status import to_detail
 from buffer_wire.validate import GroupSummary, check_group
@@ -55,7 +56,7 @@ def new_group(body: memoryview, max_payload_bytes: int) -> ops.NewGroup:
     summary = check_group(header, len(payload))
     fields.number(header.first_revision, "first_revision", 0, MOST)
     fields.lease_id(header.lease_id, low=0)
-    return ops.NewGroup(_facts(header, summary, len(body)), body)
+    return ops.NewGroup(_facts(header, summary, len(body)), body, group_checksum(head, payload_checksum(payload)))
 
 
 def entry(body: memoryview, max_payload_bytes: int) -> Entry:

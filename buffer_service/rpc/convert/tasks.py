@@ -7,9 +7,11 @@ from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert.groups import partial_rollout_facts
 from buffer_wire import layout, limits
+from buffer_wire.codec import split_group
 from buffer_wire.enums import members
 from buffer_wire.errors import InvalidField
 from buffer_wire.messages import message_of
+from buffer_wire.payloads.keys import group_checksum, payload_checksum
 from rollout_buffer.v1 import tasks_pb2 as pb
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -159,12 +161,15 @@ def give_back(request: pb.ReturnLeasesRequest) -> tuple[str, str, list[ops.Lease
 def _lease_return(at: str, message: pb.LeaseReturn) -> ops.LeaseReturn:
     if message.kind not in _KINDS:
         raise InvalidField(f"{at}.kind", message.kind, "RETURN_KIND_INTERRUPTED or RETURN_KIND_FAILED")
-    partial_rollout, head, tokens = b"", None, 0
+    partial_rollout, head, tokens, checksum = b"", None, 0, 0
     # A pinned task is made anew from nothing, so what was made of it is not even looked at.
     if message.HasField("partial_rollout") and ops.sink_of(message.lease_id) is ops.TaskSink.QUEUE:
         head, tokens = partial_rollout_facts(f"{at}.partial_rollout", message.partial_rollout, message.lease_id)
         # One that holds no token would replace what an earlier attempt left.
-        partial_rollout = message.partial_rollout.SerializeToString() if tokens else b""
+        if tokens:
+            partial_rollout = message.partial_rollout.SerializeToString()
+            header, payload = split_group(memoryview(partial_rollout))
+            checksum = group_checksum(header, payload_checksum(payload))
     return ops.LeaseReturn(
         lease_id=fields.lease_id(message.lease_id, f"{at}.lease_id"),
         kind=_KINDS[message.kind],
@@ -172,4 +177,5 @@ def _lease_return(at: str, message: pb.LeaseReturn) -> ops.LeaseReturn:
         partial_rollout=partial_rollout,
         head=head,
         tokens=tokens,
+        checksum=checksum,
     )

@@ -8,7 +8,6 @@ import grpc.aio
 
 from buffer_service import commands
 from buffer_service.domain.inspection import Position, TaskSet
-from buffer_service.domain.ops import payload_size
 from buffer_service.domain.ports import RunStore
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert import inspection as convert
@@ -16,6 +15,7 @@ from buffer_service.rpc.convert.page_tokens import Shape, position, to_token
 from buffer_service.rpc.stored_groups import StoredGroup, read_group
 from buffer_wire.errors import UnknownGroup, UnknownTask
 from buffer_wire.messages import message_of
+from buffer_wire.payloads.keys import size_of
 from rollout_buffer.v1 import groups_pb2, inspect_pb2_grpc
 from rollout_buffer.v1 import inspect_pb2 as pb
 
@@ -84,7 +84,7 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
             now_ms=now_ms,
             task=convert.to_task(task),
             header=_shown(group, samples=request.include_samples),
-            bytes=payload_size(task.body_key),
+            bytes=size_of(task.body_key),
             samples=len(group.header.samples),
         )
         if request.HasField("tokens_of_sample"):

@@ -22,6 +22,7 @@ from buffer_service.rpc.flow.room import RawContext, Room, Share
 from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_wire.codec import Delivered, join_pull
 from buffer_wire.errors import BatchNotReady, NotReady, StoreFault
+from buffer_wire.payloads.keys import size_of
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import batches_pb2 as pb
 
@@ -207,7 +208,7 @@ class _Reads:
         groups: list[ops.ShardGroup] = []
         size = 0
         while self._left and len(groups) < MAX_READ_GROUPS:
-            group_bytes = ops.payload_size(self._left[0].payload_key)
+            group_bytes = size_of(self._left[0].payload_key)
             if groups and size + group_bytes > most:
                 break
             groups.append(self._left.popleft())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from buffer_service.domain.command import Command
-from buffer_service.domain.ops import Buffer, payload_size
+from buffer_service.domain.ops import Buffer
 from buffer_service.store.address import Address
 from buffer_service.store.keys import index_key
 from buffer_service.store.primary import Primary
@@ -25,6 +25,7 @@ from buffer_service.store.transport.meter import CallMeter, NoMeter, measured
 from buffer_service.store.transport.refusals import Refusals
 from buffer_service.store.transport.replication import Replication, Send
 from buffer_service.store.transport.resp import Part, Parts, ReplyError, RespConnection
+from buffer_wire.payloads.keys import size_of
 
 REPLY_BYTES = 4 << 20
 """Largest number of bytes of payloads that are asked for in one command."""
@@ -35,10 +36,10 @@ def portions(payload_keys: Sequence[str]) -> list[Sequence[str]]:
     split: list[Sequence[str]] = []
     first, size = 0, 0
     for index, key in enumerate(payload_keys):
-        size += payload_size(key)
+        size += size_of(key)
         if size > REPLY_BYTES and index > first:
             split.append(payload_keys[first:index])
-            first, size = index, payload_size(key)
+            first, size = index, size_of(key)
     if first < len(payload_keys):
         split.append(payload_keys[first:])
     return split
