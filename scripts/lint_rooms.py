@@ -26,7 +26,7 @@ CORE = ("google", "grpc", "numpy", "rollout_buffer")
 
 LATE = {
     "buffer_cli": "a command imports its work when it runs",
-    "buffer_service/store/transport/resp.py": "the supervisor, who meets no large reply, does without numpy",
+    "buffer_wire/resp/protocol.py": "the supervisor, who meets no large reply, does without numpy",
     "buffer_wire/connection/tls_files.py": "a client without TLS need not wait for ssl",
     "rollout_workers/rewarding/child.py": "a child finds these on its parent's path only",
 }

@@ -13,8 +13,9 @@ from typing import Any
 from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import NOTIFY_PATTERN, run_of_index_key
 from buffer_service.store.primary import Primary
-from buffer_service.store.transport.resp import ConnectionLost, RespConnection
 from buffer_wire.errors import StoreFault
+from buffer_wire.resp.errors import ConnectionLost
+from buffer_wire.resp.protocol import RespConnection
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0
 PING_S = 10.0

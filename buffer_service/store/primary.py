@@ -19,8 +19,9 @@ from redis.exceptions import RedisError
 
 from buffer_service.store.address import Address, Sentinels
 from buffer_service.store.suitability import fields_of, refuse_eviction
-from buffer_service.store.transport.resp import ConnectionLost, Parts, ReplyError, RespConnection
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
+from buffer_wire.resp.errors import ConnectionLost, ReplyError
+from buffer_wire.resp.protocol import RespConnection
 
 CONNECT_TIMEOUT_S = 5.0
 NAMED_TIMEOUT_S = 2.0
@@ -183,7 +184,7 @@ async def _open(
 
 async def _introduce(connection: RespConnection, address: Address) -> str:
     sections = ("server", "replication", "memory", "persistence")
-    questions: list[Parts] = [*(("INFO", section) for section in sections), ("ROLE",)]
+    questions: list[tuple[str | int, ...]] = [*(("INFO", section) for section in sections), ("ROLE",)]
     *_, server, replication, memory, persistence, role = replies = await connection.request(
         [*address.greeting(), *questions]
     )

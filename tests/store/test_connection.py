@@ -11,9 +11,9 @@ from buffer_service.domain import ops
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.transport.connection import REPLY_BYTES, StoreConnection, portions
-from buffer_service.store.transport.resp import READ_BYTES
 from buffer_wire.errors import StoreFault, StoreOutOfMemory, StoreUnavailable
 from buffer_wire.payloads.keys import new_nonce, payload_key
+from buffer_wire.resp.protocol import READ_BYTES
 from tests.store.driver import Run
 from tests.support.store_server import StoreServer, store_server
 

@@ -13,8 +13,8 @@ from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_service.store.transport.resp import ConnectionLost
 from buffer_wire.errors import RunPaused, StoreRolledBack, UnprovenRevision
+from buffer_wire.resp.errors import ConnectionLost
 from buffer_wire.revision import Revision
 from tests.store.driver import SECRET, Run, claim
 from tests.support.sentinels import free_port

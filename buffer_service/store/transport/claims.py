@@ -13,8 +13,10 @@ from buffer_service.domain.command import Command
 from buffer_service.store.keys import index_key, new_secret
 from buffer_service.store.scripts import load_scripts
 from buffer_service.store.transport.refusals import Refusals, unrun
-from buffer_service.store.transport.resp import Parts, ReplyError, RespConnection
 from buffer_wire.errors import StoreOutOfDisk, StoreRolledBack, UnknownRun
+from buffer_wire.resp.encoding import Parts
+from buffer_wire.resp.errors import ReplyError
+from buffer_wire.resp.protocol import RespConnection
 
 
 class Claims:

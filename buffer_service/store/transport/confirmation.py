@@ -14,9 +14,9 @@ from buffer_service.store.transport.exchange import Exchange
 from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.refusals import Refusals
 from buffer_service.store.transport.replication import Replication
-from buffer_service.store.transport.resp import RespConnection
 from buffer_service.store.transport.shared_calls import SharedCalls
 from buffer_wire.errors import StoreUnavailable
+from buffer_wire.resp.protocol import RespConnection
 
 _CHANGES_POLICY = frozenset({"create_run", "update_policy"})
 

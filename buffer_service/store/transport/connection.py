@@ -24,8 +24,10 @@ from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.meter import CallMeter, NoMeter, measured
 from buffer_service.store.transport.refusals import Refusals
 from buffer_service.store.transport.replication import Replication, Send
-from buffer_service.store.transport.resp import Part, Parts, ReplyError, RespConnection
 from buffer_wire.payloads.keys import size_of
+from buffer_wire.resp.encoding import Part, Parts
+from buffer_wire.resp.errors import ReplyError
+from buffer_wire.resp.protocol import RespConnection
 
 REPLY_BYTES = 4 << 20
 """Largest number of bytes of payloads that are asked for in one command."""

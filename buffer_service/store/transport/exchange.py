@@ -7,8 +7,10 @@ from typing import Any, TypeAlias
 from buffer_service.store.primary import Primary
 from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.refusals import Refusals, is_elsewhere, unrun
-from buffer_service.store.transport.resp import ConnectionLost, Parts, RespConnection
 from buffer_wire.errors import StoreUnavailable
+from buffer_wire.resp.encoding import Parts
+from buffer_wire.resp.errors import ConnectionLost
+from buffer_wire.resp.protocol import RespConnection
 
 LOADING_TIMEOUT_S = 10.0
 LOADING_PAUSE_S = 0.05

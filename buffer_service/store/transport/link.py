@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from buffer_service.store.primary import Primary
-from buffer_service.store.transport.resp import RespConnection
 from buffer_wire.errors import StoreUnavailable
+from buffer_wire.resp.protocol import RespConnection
 
 
 class Link:

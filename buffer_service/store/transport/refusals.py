@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from buffer_service.store.keys import SCHEMA_VERSION
-from buffer_service.store.transport.resp import ReplyError
 from buffer_wire.errors import (
     LayoutChanged,
     RolloutBufferError,
@@ -15,6 +14,7 @@ from buffer_wire.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
+from buffer_wire.resp.errors import ReplyError
 
 _ELSEWHERE = frozenset({"READONLY", "MASTERDOWN"})
 """Codes of a server that has become a replica."""

@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 
 from buffer_service.commands.replies import unpack
 from buffer_service.store.keys import index_key
-from buffer_service.store.transport.resp import Parts, ReplyError
 from buffer_service.store.transport.shared_calls import SharedCalls
 from buffer_wire.errors import NotReplicated, StoreUnavailable
+from buffer_wire.resp.encoding import Parts
+from buffer_wire.resp.errors import ReplyError
 
 POLICY_AGE_S = 1.0
 """Longest time, in seconds, for which other processes of the service may not notice a changed wait_replicas."""

@@ -8,30 +8,14 @@ requests of several callers never mix. When the connection is lost every unanswe
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
-from buffer_service.domain.ops import Buffer
-
-Part: TypeAlias = str | int | Buffer
-Parts: TypeAlias = Sequence[Part]
+from buffer_wire.resp.encoding import Parts, encode
+from buffer_wire.resp.errors import ConnectionLost, ReplyError
 
 READ_BYTES = 1 << 18
 OWN_MEMORY_BYTES = 1 << 15
 """Bulk replies above it are received into memory of their own."""
-JOIN_BYTES = 1 << 14
-"""Parts up to it are joined with their neighbours before they are written."""
-
-
-class ReplyError(Exception):
-    """An error reply; `code` is its first word."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.code = message.partition(" ")[0]
-
-
-class ConnectionLost(Exception):
-    """The connection ended; whether the request ran is not known."""
 
 
 class _Request:
@@ -210,23 +194,3 @@ _SIMPLE: dict[int, Callable[[bytes], Any]] = {
 def _is_message(value: Any) -> bool:  # noqa: ANN401
     """A published message, which answers no request."""
     return isinstance(value, list) and value[0] == b"pmessage"
-
-
-def encode(commands: Sequence[Parts]) -> list[Buffer]:
-    """Commands as RESP; large bodies stay what they are, all else is joined around them."""
-    written: list[Buffer] = []
-    small = bytearray()
-    for command in commands:
-        small += b"*%d\r\n" % len(command)
-        for part in command:
-            data = part if isinstance(part, (bytes, bytearray, memoryview)) else str(part).encode()
-            size = data.nbytes if isinstance(data, memoryview) else len(data)
-            small += b"$%d\r\n" % size
-            if size > JOIN_BYTES:
-                written += (small, data)
-                small = bytearray(b"\r\n")
-            else:
-                small += data
-                small += b"\r\n"
-    written.append(small)
-    return written
