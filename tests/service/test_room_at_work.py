@@ -142,8 +142,8 @@ async def process() -> AsyncIterator[Process]:
     guard = Guard(metrics, Gate(None), Shares(0, 0))
     async with serving("rollout_buffer.v1.GroupService", methods, server_options(), [guard]) as address:
         yield Process(store, room, drain, address)
-        await until(lambda: room.used_bytes == 0 and room.waiting == 0)
-        assert budget.used_bytes == 0
+        # Each RPC gives its room back first, and what it holds of the budget as it ends.
+        await until(lambda: room.used_bytes == room.waiting == budget.used_bytes == 0)
 
 
 async def push_one(channel: Any, task_id: str) -> int:

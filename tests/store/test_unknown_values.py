@@ -1,7 +1,7 @@
-"""A value of a policy's enum that a rule does not know fails loudly, wherever the rule is applied."""
+"""A value of an enum that a rule does not know fails loudly, wherever the rule is applied."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 import pytest
@@ -10,8 +10,12 @@ from buffer_service import commands
 from buffer_service.commands.replies import unpack
 from buffer_service.domain import ops
 from buffer_service.domain.policy import ENUMS, OverflowAction, RunPolicy
+from buffer_service.rpc.flow.drain import Drain
+from buffer_service.rpc.flow.leasing import Leasing
+from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_service.store.keys import index_key
 from buffer_wire.errors import InvalidField, RolloutBufferError
+from buffer_wire.revision import NO_REVISION
 from rollout_lab.lengths import Fixed
 from rollout_lab.simulator import Simulation, Workload, simulate
 from rollout_lab.simulator.compact_buffer import CompactBuffer
@@ -19,6 +23,9 @@ from scripts.rules_tables import without_tables
 from tests.docs.pages import ROOT
 from tests.oracle.behaviour.world import RUN, World
 from tests.store.driver import Run
+
+if TYPE_CHECKING:
+    from buffer_service.domain.ports import Notifications, RunStore
 
 FOURTH = cast("OverflowAction", "drop_unheard_of")
 
@@ -85,6 +92,29 @@ async def test_the_store_lists_no_set_of_tasks_that_it_does_not_know(run: Run) -
     unknown = cast("Any", SimpleNamespace(value="unheard_of"))
     with pytest.raises(RolloutBufferError, match="unknown set of tasks: unheard_of"):
         await run.store.call(commands.list_tasks(run.run_id, unknown, (), 9, environment=None, worker_id=""))
+
+
+class OddStore:
+    """Grants nothing, for a reason that nobody knows."""
+
+    async def lease(self, run_id: str, ask: ops.LeaseAsk, *, seen_revision: object) -> Any:
+        return SimpleNamespace(grants=(), wanted=None, wait="unheard_of")
+
+
+def leasing() -> Leasing:
+    tickets = SimpleNamespace(ticket=lambda run_id, topic: 0)
+    return Leasing(cast("RunStore", OddStore()), WaitingLines(cast("Notifications", tickets), Drain()))
+
+
+async def test_a_request_for_leases_of_an_unknown_sink_is_not_one_for_the_queue() -> None:
+    with pytest.raises(AssertionError, match="unheard_of"):
+        await leasing().leased(RUN, cast("Any", SimpleNamespace(sink="unheard_of")), NO_REVISION, 1.0)
+
+
+@pytest.mark.parametrize("sink", ops.TaskSink)
+async def test_a_request_for_leases_does_not_wait_for_a_reason_that_nobody_knows(sink: ops.TaskSink) -> None:
+    with pytest.raises(AssertionError, match="unheard_of"):
+        await leasing().leased(RUN, cast("Any", SimpleNamespace(sink=sink)), NO_REVISION, 1.0)
 
 
 def test_the_model_refuses_to_make_room_by_an_action_that_it_does_not_know() -> None:

@@ -6,20 +6,12 @@ head of a line cannot use, as it has other weights, the next one may.
 
 import asyncio
 from dataclasses import dataclass
+from typing import assert_never
 
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_wire.revision import Revision
-
-_POINTLESS = frozenset({ops.LeaseWait.ENGINE_STALE, ops.LeaseWait.QUARANTINED})
-"""Reasons that no wait for the queue changes: the engine has to act first, and to ask again with what it has then."""
-
-_STOPPED = frozenset({ops.LeaseWait.PAUSED, ops.LeaseWait.DRAINING})
-"""Reasons that end a wait as they arise: the worker is told at once. One that finds the run so waits like any other."""
-
-_TOLD_AT_ONCE = frozenset({ops.LeaseWait.PAUSED, ops.LeaseWait.QUARANTINED})
-"""Reasons for which no request for evaluations waits: no hint comes when they end."""
 
 _RECHECK_S = 10.0
 """Longest time between tries to lease of evaluations. All engines of all runs wait here, nearly always for nothing."""
@@ -36,15 +28,20 @@ class Leasing:
 
     async def leased(self, run_id: str, ask: ops.LeaseAsk, seen: Revision, wait_s: float) -> ops.Leased:
         """Leases, or the reason why there are none by the end of the wait."""
-        if ask.sink is ops.TaskSink.EVALUATIONS:
-            return await self._of_evaluations(run_id, ask, seen, wait_s)
+        match ask.sink:
+            case ops.TaskSink.QUEUE:
+                return await self._of_queue(run_id, ask, seen, wait_s)
+            case ops.TaskSink.EVALUATIONS:
+                return await self._of_evaluations(run_id, ask, seen, wait_s)
+            case _:
+                assert_never(ask.sink)
+
+    async def _of_queue(self, run_id: str, ask: ops.LeaseAsk, seen: Revision, wait_s: float) -> ops.Leased:
         found: list[ops.LeaseWait | None] = []
 
         def done(leased: ops.Leased) -> bool:
             found.append(leased.wait)
-            if leased.wait in _STOPPED:
-                return leased.wait is not found[0]
-            return bool(leased.grants) or leased.wait in _POINTLESS
+            return _ends_wait_for_queue(leased, found[0])
 
         return await self.lines.until(
             run_id, Topic.TASKS, lambda: self.store.lease(run_id, ask, seen_revision=seen), done, wait_s
@@ -56,8 +53,37 @@ class Leasing:
         while True:
             ticket = self.lines.ticket(run_id, Topic.EVALUATIONS)
             leased = await self.store.lease(run_id, ask, seen_revision=seen)
-            told = leased.grants or leased.wanted or leased.wait is None or leased.wait in _TOLD_AT_ONCE
-            if told or loop.time() >= deadline:
+            recheck_s = _recheck_of_evaluations(leased)
+            if recheck_s is None or loop.time() >= deadline:
                 return leased
-            longest_s = _BACK_OFF_RECHECK_S if leased.wait is ops.LeaseWait.BACKING_OFF else _RECHECK_S
-            await self.lines.hint(run_id, Topic.EVALUATIONS, ticket, deadline, longest_s)
+            await self.lines.hint(run_id, Topic.EVALUATIONS, ticket, deadline, recheck_s)
+
+
+def _ends_wait_for_queue(leased: ops.Leased, first: ops.LeaseWait | None) -> bool:
+    """True when a request for the queue's tasks is answered with this; `first`: why its first try brought nothing."""
+    match leased.wait:
+        case None | ops.LeaseWait.NO_TASKS | ops.LeaseWait.AT_CAPACITY | ops.LeaseWait.BACKING_OFF:
+            return bool(leased.grants)
+        case ops.LeaseWait.ENGINE_STALE | ops.LeaseWait.QUARANTINED:
+            # No wait changes it: the engine has to act first, and to ask again with what it has then.
+            return True
+        case ops.LeaseWait.PAUSED | ops.LeaseWait.DRAINING:
+            # A worker is told at once as it arises. A request that finds the run so waits like any other.
+            return leased.wait is not first
+        case _:
+            assert_never(leased.wait)
+
+
+def _recheck_of_evaluations(leased: ops.Leased) -> float | None:
+    """Longest time in seconds until the next try to lease of evaluations; None: the request is answered with this."""
+    if leased.grants or leased.wanted:
+        return None
+    match leased.wait:
+        case None | ops.LeaseWait.PAUSED | ops.LeaseWait.QUARANTINED:
+            return None  # Of these no hint comes when they end.
+        case ops.LeaseWait.BACKING_OFF:
+            return _BACK_OFF_RECHECK_S
+        case ops.LeaseWait.NO_TASKS | ops.LeaseWait.AT_CAPACITY | ops.LeaseWait.ENGINE_STALE | ops.LeaseWait.DRAINING:
+            return _RECHECK_S
+        case _:
+            assert_never(leased.wait)
