@@ -325,7 +325,7 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-depth bench-import bench-lab bench-live bench-memory bench-pull bench-reload bench-streaming bench-staleness
+.PHONY: bench bench-depth bench-import bench-lab bench-live bench-memory bench-pull bench-reload bench-stages bench-streaming bench-staleness
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -347,6 +347,9 @@ bench-import: install ## how long the import of the client takes, beside its dep
 bench-reload: ## tokens per second of a real engine with a weight update every 2 s against none (about 12 minutes)
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m bench.reload $(BENCH_ARGS)
+
+bench-stages: install ## CPU of a small group in each stage of its way, and the store's commands that it takes
+	@$(BIN)/python -m bench.stages $(BENCH_ARGS)
 
 bench-streaming: install ## staleness of whole and of streamed batches on a live service
 	@$(BIN)/python -m bench.streaming $(BENCH_ARGS)
