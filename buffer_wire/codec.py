@@ -207,12 +207,13 @@ def join_push(run: common_pb2.RunRef, sequence: int, groups: Iterable[list[Buffe
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A group of a pull stream: `body` is its serialized Group."""
+    """A group of a pull stream: `body` is its serialized Group, empty where `payload_key` says where that lies."""
 
     body: Buffer
     sequence: int
     head_version: int
     tail_version: int
+    payload_key: str = ""
 
 
 def join_pull(revision: Revision, groups: Iterable[Delivered]) -> bytes:
@@ -220,8 +221,8 @@ def join_pull(revision: Revision, groups: Iterable[Delivered]) -> bytes:
     parts: list[Buffer] = [_int_field(1, revision)]
     for group in groups:
         tail = _int_field(2, group.sequence) + _int_field(3, group.head_version) + _int_field(4, group.tail_version)
-        head = _len_field(1, len(group.body))
-        parts += [_len_field(3, len(head) + len(group.body) + len(tail)), head, group.body, tail]
+        where = _text_field(5, group.payload_key) or [_len_field(1, len(group.body)), group.body]
+        parts += [_len_field(3, sum(map(len, where)) + len(tail)), *where, tail]
     return b"".join(parts + _text_field(4, revision.proof))
 
 
@@ -241,11 +242,13 @@ def split_pull(message: Buffer) -> tuple[Revision, batches_pb2.BatchInfo | None,
 
 
 def _split_delivered(message: memoryview) -> Delivered:
-    body: memoryview = _EMPTY
+    body, payload_key = _EMPTY, ""
     numbers = {2: 0, 3: 0, 4: 0}
     for number, value in fields(message):
         if number == 1 and isinstance(value, memoryview):
             body = value
+        elif number == 5 and isinstance(value, memoryview):
+            payload_key = bytes(value).decode("utf-8", "replace")
         elif number in numbers and isinstance(value, int):
             numbers[number] = value
-    return Delivered(body, numbers[2], numbers[3], numbers[4])
+    return Delivered(body, numbers[2], numbers[3], numbers[4], payload_key)

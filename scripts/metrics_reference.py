@@ -21,7 +21,14 @@ from buffer_service.admin.metrics.store import StoreCollector
 from buffer_service.admin.reading import UNREAD
 from buffer_service.domain.ops import PushKind
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
-from buffer_service.observability.metrics import DIRECTIONS, EVALUATION_OUTCOMES, OF_RESULTS, REFUSALS, RpcMetrics
+from buffer_service.observability.metrics import (
+    DIRECTIONS,
+    EVALUATION_OUTCOMES,
+    FOUND,
+    OF_RESULTS,
+    REFUSALS,
+    RpcMetrics,
+)
 from buffer_service.observability.store_metrics import STORE_ERRORS, StoreMetrics
 from buffer_service.rules.filters import REASONS
 from buffer_service.rules.pauses import Pause
@@ -63,6 +70,7 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("group_staleness_versions", "part"): ("total", "pre_queue", "in_queue"),
     ("*", "part"): ("pre_queue", "in_queue"),
     ("held_bytes", "direction"): DIRECTIONS,
+    ("lost_payloads", "found"): FOUND,
     ("rpcs", "code"): sorted(code.name for code in grpc.StatusCode),
     ("pushed_groups", "outcome"): tuple(kind for kind in PushKind if kind not in OF_RESULTS),
     ("evaluation_leases_ended", "outcome"): EVALUATION_OUTCOMES,

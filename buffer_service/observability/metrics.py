@@ -39,6 +39,9 @@ _RETURN_OUTCOMES = {
 EVALUATION_OUTCOMES = ("accepted", "duplicate", "closed", "pending", "failed")
 """Outcomes for evaluations' tasks when a lease of them ends."""
 
+FOUND = ("gone", "damaged")
+"""What pulls find of payloads that are lost."""
+
 REFUSALS = (Unauthenticated.reason, PermissionDenied.reason)
 """Reasons for which callers are refused."""
 
@@ -61,6 +64,18 @@ class RpcMetrics:
             "rollout_buffer_rpc_received_bytes", "Bytes of messages with groups that came in.", ["method"]
         )
         sent = counter("rollout_buffer_rpc_sent_bytes", "Bytes of messages with groups that went out.", ["method"])
+        direct = counter(
+            "rollout_buffer_direct_bytes",
+            "Bytes of groups that passed the service by: their clients wrote them to the store, or were told where to "
+            "read them there.",
+            ["method"],
+        )
+        lost = counter(
+            "rollout_buffer_lost_payloads",
+            "Payloads that a pull found gone from the store, or damaged there; a group of the present trainer is "
+            "settled as lost.",
+            ["found"],
+        )
         pushed = counter("rollout_buffer_pushed_groups", "Pushed groups by outcome.", ["outcome"])
         evaluated = counter(
             "rollout_buffer_evaluation_leases_ended",
@@ -78,6 +93,8 @@ class RpcMetrics:
         # Looking up a label costs more than counting.
         self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup")}
         self._sent = {method: sent.labels(method) for method in ("PullBatch",)}
+        self._direct = {method: direct.labels(method) for method in ("PullBatch",)}
+        self._lost = {found: lost.labels(found) for found in FOUND}
         self._pushed = {kind: pushed.labels(kind.value) for kind in ops.PushKind if kind not in OF_RESULTS}
         self._evaluated = {outcome: evaluated.labels(outcome) for outcome in EVALUATION_OUTCOMES}
         self._blocked = gauge("rollout_buffer_blocked_pushes", "Pushes that wait for room in a full queue.")
@@ -123,6 +140,15 @@ class RpcMetrics:
     def sent(self, method: str, size: int) -> None:
         """A message with groups goes out."""
         self._tally.add(self._sent[method], size)
+
+    def direct(self, method: str, size: int) -> None:
+        """Groups of this size, of which the message has only keys, came in or go out."""
+        self._tally.add(self._direct[method], size)
+
+    def lost(self, *, gone: int, damaged: int) -> None:
+        """A pull found payloads gone, and others damaged."""
+        self._lost["gone"].inc(gone)
+        self._lost["damaged"].inc(damaged)
 
     def pushed(self, outcomes: Sequence[ops.Pushed]) -> None:
         """A push was settled."""

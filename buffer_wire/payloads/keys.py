@@ -9,7 +9,7 @@ import secrets
 
 from xxhash import xxh3_64_intdigest
 
-from buffer_wire.codec import Buffer
+from buffer_wire.codec import Buffer, MalformedMessage, split_group
 
 NONCE_BYTES = 16
 
@@ -47,3 +47,14 @@ def size_of(key: str) -> int:
 def checksum_of(key: str) -> int:
     """Checksum of the group that lies under the key."""
     return int(key.rsplit(":", 2)[1], 16)
+
+
+def is_of(key: str, body: Buffer) -> bool:
+    """True when the bytes are the group that the key names: they have its size and its checksum."""
+    if len(body) != size_of(key):
+        return False
+    try:
+        header, payload = split_group(memoryview(body))
+    except MalformedMessage:
+        return False
+    return group_checksum(header, payload_checksum(payload)) == checksum_of(key)

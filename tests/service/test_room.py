@@ -106,6 +106,16 @@ async def test_nobody_has_to_give_way_where_there_is_room() -> None:
         await client
 
 
+async def test_who_holds_no_room_has_none_to_give() -> None:
+    room = Room(100)
+    clients = [asyncio.create_task(silent(room, await room.take(size), 0)) for size in (0, 100)]
+    await settled()
+    with await room.take(50):
+        assert [client.done() for client in clients] == [False, True]
+    clients[0].cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+
+
 def test_the_next_message_is_taken_for_as_large_as_the_largest_of_late() -> None:
     expected = Expected(100, remembered=2)
     expected.saw(10)

@@ -273,10 +273,10 @@ async def test_a_failed_rpc_leaves_nothing_for_the_collector() -> None:
 class Reader:
     """A client that reads messages when it is let to."""
 
-    def __init__(self, puller: PullStream, reads: int) -> None:
+    def __init__(self, puller: PullStream, reads: int, *, direct: bool = False) -> None:
         self.received = 0
         self._allowed = asyncio.Semaphore(reads)
-        request = batches_pb2.PullBatchRequest(run=RUN, term=1, step=0, world_size=1)
+        request = batches_pb2.PullBatchRequest(run=RUN, term=1, step=0, world_size=1, direct=direct)
         pull = ops.Pull(term=1, step=0, rank=0, world_size=1, train_version=None)
         self.task = asyncio.create_task(puller.run(request, "r", pull, cast("RawContext", self)))
 
@@ -318,6 +318,17 @@ async def test_slow_readers_hold_no_more_than_there_is_and_leave_room_for_a_fast
         reader.task.cancel()
     await asyncio.gather(*(reader.task for reader in slow), return_exceptions=True)
     assert (room.used_bytes, room.waiting) == (0, 0)
+
+
+async def test_groups_that_go_as_keys_take_no_room() -> None:
+    room = Room(2 * 2 * MESSAGE_BYTES)
+    held = await room.take(room.limit_bytes)
+    reader = Reader(puller(room), 1_000, direct=True)
+    async with asyncio.timeout(SOON_S):
+        await reader.task
+    assert 12 * 32 < reader.received < MESSAGE_BYTES
+    assert room.moved_bytes == held.size
+    held.close()
 
 
 async def test_readers_that_stand_still_give_way_to_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:

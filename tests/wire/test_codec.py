@@ -76,14 +76,19 @@ def test_a_joined_pull_reads_the_same_by_protobuf_and_by_the_codec(
     revision: Revision, items: Items, sequence: int, head: int, tail: int
 ) -> None:
     bodies = [b"".join(codec.join_group(h, p)) for h, p in items]
-    message = codec.join_pull(revision, [codec.Delivered(b, sequence, head, tail) for b in bodies])
+    # One more, which lies in the store: in their middle.
+    sent = [codec.Delivered(b, sequence, head, tail) for b in bodies]
+    sent.insert(len(sent) // 2, codec.Delivered(b"", sequence, head, tail, "rb:p:é:0:0:9"))
+    message = codec.join_pull(revision, sent)
     parsed = batches_pb2.PullBatchResponse.FromString(message)
     assert (parsed.revision, parsed.revision_proof) == (revision, revision.proof)
-    assert [(g.group.header, g.group.payload) for g in parsed.groups] == items
+    assert [(g.group.header, g.group.payload) for g in parsed.groups if g.HasField("group")] == items
+    assert [g.payload_key for g in parsed.groups] == [one.payload_key for one in sent]
     assert all((g.sequence, g.head_version, g.tail_version) == (sequence, head, tail) for g in parsed.groups)
     seen, batch, delivered = codec.split_pull(message)
     assert (seen, seen.proof, batch) == (revision, revision.proof, None)
-    assert [bytes(d.body) for d in delivered] == bodies
+    assert [bytes(d.body) for d in delivered] == [one.body for one in sent]
+    assert [d.payload_key for d in delivered] == [one.payload_key for one in sent]
 
 
 def test_the_first_message_of_a_pull_carries_the_batch() -> None:

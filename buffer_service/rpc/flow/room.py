@@ -172,7 +172,7 @@ class Room:
         for wait, (ending_from, share) in list(self._silent.items()):
             if missing <= 0:
                 return
-            if ending_from <= now:
+            if ending_from <= now and share.size:
                 missing -= share.size
                 del self._silent[wait]
                 self._ending.append(share)

@@ -1,14 +1,19 @@
 """Pull: waits for the batch, then streams the shard in messages of about 1 MiB.
 
 It reads ahead of the sending while there is room. A body that is gone is reported lost, which makes the stored batch
-smaller. Before the first message the pull is then simply repeated. After it the batch's facts are on their way, so the
-client is told to repeat it.
+smaller; so is a damaged one where the client has bodies checked. Before the first message the pull is then simply
+repeated. After it the batch's facts are on their way, so the client is told to repeat it.
+
+Large groups of a client that reads from the store itself are sent as their keys. They are not read here, take no room,
+and stand in the stream where they stand in the step.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Self, TypeAlias
+from typing import Final, Self, TypeAlias
+
+import structlog
 
 from buffer_service import commands
 from buffer_service.domain import ops
@@ -22,10 +27,14 @@ from buffer_service.rpc.flow.room import RawContext, Room, Share
 from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_wire.codec import Delivered, join_pull
 from buffer_wire.errors import BatchNotReady, NotReady, StoreFault
-from buffer_wire.payloads.keys import size_of
+from buffer_wire.payloads.keys import is_of, size_of
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import batches_pb2 as pb
 
+log = structlog.get_logger(__name__)
+
+DIRECT_FROM_BYTES = 64 << 10
+"""Size in bytes of a serialized group from which on it goes as its key, to those who want keys."""
 MESSAGE_BYTES = 1 << 20
 READ_BYTES = 4 << 20
 """Largest size in bytes of one read of the store. Two reads are held at once, unless many pull."""
@@ -39,11 +48,19 @@ _COPIES = 2
 class PullStream:
     """Serves one PullBatch RPC."""
 
-    def __init__(self, store: RunStore, lines: WaitingLines, room: Room, metrics: RpcMetrics) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        lines: WaitingLines,
+        room: Room,
+        metrics: RpcMetrics,
+        direct_from_bytes: int = DIRECT_FROM_BYTES,
+    ) -> None:
         self._store = store
         self._lines = lines
         self._room = room
         self._metrics = metrics
+        self._direct_from_bytes = direct_from_bytes
 
     async def run(self, request: pb.PullBatchRequest, run_id: str, pull: ops.Pull, context: RawContext) -> None:
         """Raises BatchNotReady when the wait passes, and what the store raises."""
@@ -58,7 +75,7 @@ class PullStream:
                     f"groups of step {batch.step} are gone from the store, and it is trained: it cannot be pulled as "
                     "it was; resume at it to have them settled as lost"
                 )
-            if await self._send(run_id, pull.term, batch, int((loop.time() - started) * 1000), context, reported):
+            if await self._send(run_id, request, batch, int((loop.time() - started) * 1000), context, reported):
                 return
 
     async def _assembled(self, run_id: str, pull: ops.Pull, seen: Revision, wait_s: float) -> ops.Batch:
@@ -87,14 +104,21 @@ class PullStream:
         )
 
     async def _send(
-        self, run_id: str, term: int, batch: ops.Batch, waited_ms: int, context: RawContext, reported: set[str]
+        self,
+        run_id: str,
+        request: pb.PullBatchRequest,
+        batch: ops.Batch,
+        waited_ms: int,
+        context: RawContext,
+        reported: set[str],
     ) -> bool:
         """Stream the shard; False when it has to be pulled again and nothing was sent: groups were `reported` lost."""
         opened = False
-        async with _Reads(self._store, self._room, run_id, batch.shard) as reads:
+        by_key = frozenset(group.payload_key for group in batch.shard if self._goes_by_key(request, group))
+        async with _Reads(self._store, self._room, run_id, batch.shard, by_key) as reads:
             while True:
                 groups, bodies, share = await reads.next()
-                found = await self._settle_lost(run_id, term, batch, groups, bodies, reported)
+                found = await self._settle_lost(run_id, request, batch, groups, bodies, reported)
                 if found is None:
                     if not opened:
                         return False
@@ -110,6 +134,7 @@ class PullStream:
                     await context.write(first.SerializeToString())
                     opened = True
                 reads.ahead()
+                self._metrics.direct("PullBatch", sum(size_of(one.payload_key) for one in found if one.payload_key))
                 for message in _messages(batch.revision, found):
                     self._metrics.sent("PullBatch", len(message))
                     async with self._room.of_client(share):
@@ -119,26 +144,35 @@ class PullStream:
                 if reads.done:
                     return True
 
+    def _goes_by_key(self, request: pb.PullBatchRequest, group: ops.ShardGroup) -> bool:
+        return request.direct and not request.verify and size_of(group.payload_key) >= self._direct_from_bytes
+
     async def _settle_lost(
         self,
         run_id: str,
-        term: int,
+        request: pb.PullBatchRequest,
         batch: ops.Batch,
         groups: Sequence[ops.ShardGroup],
         bodies: Sequence[ops.Buffer | None],
         reported: set[str],
     ) -> deque[Delivered] | None:
-        """The groups with their bodies, or None after those without one were reported lost."""
-        lost = [group.payload_key for group, body in zip(groups, bodies, strict=True) if body is None]
-        if lost:
-            await self._store.call(commands.report_lost(run_id, term, batch.step, lost))
-            reported.update(lost)
-            return None
-        return deque(
-            Delivered(body, group.sequence, group.head_version, group.tail_version)
-            for group, body in zip(groups, bodies, strict=True)
-            if body is not None
-        )
+        """The groups with their bodies, or None after those without one, or with a damaged one, were reported lost."""
+        gone, damaged, found = [], [], deque[Delivered]()
+        for group, body in zip(groups, bodies, strict=True):
+            if body is None:
+                gone.append(group.payload_key)
+            elif request.verify and not is_of(group.payload_key, body):
+                damaged.append(group.payload_key)
+            else:
+                key = group.payload_key if body is _BY_KEY else ""
+                found.append(Delivered(body, group.sequence, group.head_version, group.tail_version, key))
+        if not gone and not damaged:
+            return found
+        log.warning("payloads lost", run=run_id, step=batch.step, gone=gone, damaged=damaged)
+        self._metrics.lost(gone=len(gone), damaged=len(damaged))
+        await self._store.call(commands.report_lost(run_id, request.term, batch.step, [*gone, *damaged]))
+        reported.update(gone, damaged)
+        return None
 
 
 def _of_micro_batch(policy: RunPolicy, pull: ops.Pull, short: ops.Short) -> str:
@@ -147,16 +181,25 @@ def _of_micro_batch(policy: RunPolicy, pull: ops.Pull, short: ops.Short) -> str:
     return f"; micro-batch {pull.micro_batch} of step {short.step} needs {short.needed} groups"
 
 
+_BY_KEY: Final = memoryview(b"")
+"""In place of the body of a group that goes as its key."""
+
 _Read: TypeAlias = "tuple[list[ops.ShardGroup], Share, asyncio.Future[Sequence[ops.Buffer | None]]]"
 
 
 class _Reads:
-    """The shard's groups with their bodies, in reads of about READ_BYTES, less while many pull."""
+    """The shard's groups with their bodies, in reads of about READ_BYTES, less while many pull.
 
-    def __init__(self, store: RunStore, room: Room, run_id: str, shard: Sequence[ops.ShardGroup]) -> None:
+    Those that go `by_key` are not read.
+    """
+
+    def __init__(
+        self, store: RunStore, room: Room, run_id: str, shard: Sequence[ops.ShardGroup], by_key: frozenset[str]
+    ) -> None:
         self._store = store
         self._room = room
         self._run_id = run_id
+        self._by_key = by_key
         self._left = deque(shard)
         self._shares: list[Share] = []
         self._ahead: _Read | None = None
@@ -183,9 +226,9 @@ class _Reads:
             following, size = self._following()
             self._ahead = self._begin(following, await self._room.take(size) if size else Share(self._room, 0))
         groups, share, fetch = self._ahead
-        bodies = list(await fetch)
+        found = iter(await fetch)
         self._ahead = None
-        return groups, bodies, share
+        return groups, [_BY_KEY if group.payload_key in self._by_key else next(found) for group in groups], share
 
     def ahead(self) -> None:
         """Begin the next read, where there is room to spare."""
@@ -199,7 +242,7 @@ class _Reads:
     def _begin(self, groups: list[ops.ShardGroup], share: Share) -> "_Read":
         self._shares = [held for held in self._shares if held.size]
         self._shares.append(share)
-        keys = [group.payload_key for group in groups]
+        keys = [group.payload_key for group in groups if group.payload_key not in self._by_key]
         return groups, share, asyncio.ensure_future(self._store.fetch(self._run_id, keys))
 
     def _following(self) -> tuple[list[ops.ShardGroup], int]:
@@ -208,7 +251,8 @@ class _Reads:
         groups: list[ops.ShardGroup] = []
         size = 0
         while self._left and len(groups) < MAX_READ_GROUPS:
-            group_bytes = size_of(self._left[0].payload_key)
+            key = self._left[0].payload_key
+            group_bytes = 0 if key in self._by_key else size_of(key)
             if groups and size + group_bytes > most:
                 break
             groups.append(self._left.popleft())
@@ -220,10 +264,14 @@ def _messages(revision: Revision, groups: deque[Delivered]) -> Iterator[bytes]:
     """The groups, which are taken out, as messages of at most MESSAGE_BYTES, unless a single group is larger."""
     while groups:
         part = [groups.popleft()]
-        size = len(part[0].body)
-        while groups and size + len(groups[0].body) <= MESSAGE_BYTES:
-            size += len(groups[0].body)
+        size = _size_in_message(part[0])
+        while groups and size + _size_in_message(groups[0]) <= MESSAGE_BYTES:
+            size += _size_in_message(groups[0])
             part.append(groups.popleft())
         message = join_pull(revision, part)
         part.clear()
         yield message
+
+
+def _size_in_message(group: Delivered) -> int:
+    return len(group.body) + len(group.payload_key)

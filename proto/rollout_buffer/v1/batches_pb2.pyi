@@ -99,8 +99,8 @@ class PullBatchRequest(google.protobuf.message.Message):
     direct: builtins.bool
     """The caller reads from the store itself: groups of at least PayloadAccess.direct_from_bytes come as keys."""
     verify: builtins.bool
-    """Check the stored bytes of each group against the checksum in its key, and settle as lost what is damaged. For a
-    caller that has read other bytes than its key says.
+    """Check the bytes of each group against the checksum in its key, and settle as lost what is damaged. For a caller
+    that has read other bytes than its key says, or none. No group comes as a key then.
     """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
