@@ -155,8 +155,12 @@ def split_group(body: memoryview) -> tuple[memoryview, memoryview]:
 
 def join_group(header: groups_pb2.GroupHeader, payload: Buffer) -> list[Buffer]:
     """The pieces of a serialized Group; `b"".join` them, or pass them on as pieces."""
-    head = header.SerializeToString()
-    return [_len_field(1, len(head)), head, _len_field(2, len(payload)), payload]
+    return [group_head(header.SerializeToString(), len(payload)), payload]
+
+
+def group_head(header: Buffer, payload_bytes: int) -> bytes:
+    """What comes before the payload in a Group of a serialized header and so long a payload."""
+    return b"".join((_len_field(1, len(header)), header, _len_field(2, payload_bytes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,16 +151,24 @@ def payload_bytes(header: pb.GroupHeader) -> int:
 
 def write_payload(columns: Sequence[Array]) -> bytes:
     """Lay arrays of shape [rows, *item_shape] end to end, in the header's order. One copy in all."""
-    parts: list[Buffer] = []
+    return b"".join(payload_pieces(columns))
+
+
+def payload_pieces(columns: Sequence[Array]) -> list[Buffer]:
+    """The payload of arrays of shape [rows, *item_shape], in the header's order, as pieces: nothing is copied.
+
+    Arrays that are not contiguous, or not little-endian, are copied one by one.
+    """
+    pieces: list[Buffer] = []
     offset = 0
     for array in columns:
         start = aligned(offset)
         if start != offset:
-            parts.append(bytes(start - offset))
+            pieces.append(bytes(start - offset))
         little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        parts.append(little.data.cast("B") if little.size else b"")
+        pieces.append(little.data.cast("B") if little.size else b"")
         offset = start + little.nbytes
-    return b"".join(parts)
+    return pieces
 
 
 def read_payload(header: pb.GroupHeader, payload: Buffer) -> dict[str, Array]:

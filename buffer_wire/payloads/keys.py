@@ -5,13 +5,21 @@ of header and payload, by which a reader knows that it has what was pushed. A no
 key is never that of two groups.
 """
 
+import re
 import secrets
+from collections.abc import Sequence
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from buffer_wire.codec import Buffer, MalformedMessage, split_group
 
 NONCE_BYTES = 16
+MAX_GROUP_BYTES = (1 << 31) - 1
+"""Largest serialized Group: no protobuf can be larger."""
+PORTION_BYTES = 4 << 20
+"""Largest number of bytes of payloads that are asked for in one command."""
+
+_REST = re.compile(r"[0-9a-f]{32}:[0-9a-f]{16}:[1-9][0-9]{0,9}")
 
 
 def key_prefix(run_id: str) -> str:
@@ -19,9 +27,14 @@ def key_prefix(run_id: str) -> str:
     return f"rb:p:{run_id}:"
 
 
-def payload_checksum(payload: Buffer) -> int:
-    """XXH3-64 of a payload, the checksum that a push names."""
-    return xxh3_64_intdigest(payload)
+def payload_checksum(*pieces: Buffer) -> int:
+    """XXH3-64 of a payload, whole or in pieces: the checksum that a push names."""
+    if len(pieces) == 1:
+        return xxh3_64_intdigest(pieces[0])
+    digest = xxh3_64()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.intdigest()
 
 
 def group_checksum(header: Buffer, payload_sum: int) -> int:
@@ -47,6 +60,26 @@ def size_of(key: str) -> int:
 def checksum_of(key: str) -> int:
     """Checksum of the group that lies under the key."""
     return int(key.rsplit(":", 2)[1], 16)
+
+
+def is_key_of(run_id: str, key: str) -> bool:
+    """True when the key is that of a payload of the run, of at most MAX_GROUP_BYTES."""
+    prefix = key_prefix(run_id)
+    return key.startswith(prefix) and bool(_REST.fullmatch(key, len(prefix))) and size_of(key) <= MAX_GROUP_BYTES
+
+
+def portions(payload_keys: Sequence[str]) -> list[Sequence[str]]:
+    """The keys split so that each portion's payloads stay below PORTION_BYTES (or are one payload)."""
+    split: list[Sequence[str]] = []
+    first, size = 0, 0
+    for index, key in enumerate(payload_keys):
+        size += size_of(key)
+        if size > PORTION_BYTES and index > first:
+            split.append(payload_keys[first:index])
+            first, size = index, size_of(key)
+    if first < len(payload_keys):
+        split.append(payload_keys[first:])
+    return split
 
 
 def is_of(key: str, body: Buffer) -> bool:

@@ -4,11 +4,19 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-Part: TypeAlias = str | int | Buffer
+Part: TypeAlias = str | int | Buffer | tuple[Buffer, ...]
+"""An argument of a command; pieces of one are sent one after the other."""
 Parts: TypeAlias = Sequence[Part]
 
 JOIN_BYTES = 1 << 14
 """Parts up to it are joined with their neighbours before they are written."""
+
+
+def flat(data: Buffer) -> Buffer:
+    """The bytes of an array's memory, which must be contiguous; anything else as it is."""
+    if not isinstance(data, memoryview) or (data.format == "B" and data.ndim == 1):
+        return data
+    return data.cast("B") if data.nbytes else b""
 
 
 def encode(commands: Sequence[Parts]) -> list[Buffer]:
@@ -18,14 +26,22 @@ def encode(commands: Sequence[Parts]) -> list[Buffer]:
     for command in commands:
         small += b"*%d\r\n" % len(command)
         for part in command:
-            data = part if isinstance(part, (bytes, bytearray, memoryview)) else str(part).encode()
-            size = data.nbytes if isinstance(data, memoryview) else len(data)
-            small += b"$%d\r\n" % size
-            if size > JOIN_BYTES:
-                written += (small, data)
-                small = bytearray(b"\r\n")
-            else:
-                small += data
-                small += b"\r\n"
+            pieces = part if isinstance(part, tuple) else (_bytes_of(part),)
+            small += b"$%d\r\n" % sum(map(_size, pieces))
+            for piece in pieces:
+                if _size(piece) > JOIN_BYTES:
+                    written += (small, piece)
+                    small = bytearray()
+                else:
+                    small += piece
+            small += b"\r\n"
     written.append(small)
     return written
+
+
+def _bytes_of(part: str | int | Buffer) -> Buffer:
+    return part if isinstance(part, (bytes, bytearray, memoryview)) else str(part).encode()
+
+
+def _size(data: Buffer) -> int:
+    return data.nbytes if isinstance(data, memoryview) else len(data)

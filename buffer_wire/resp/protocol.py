@@ -42,6 +42,7 @@ class RespConnection(asyncio.BufferedProtocol):
         self._bulk: memoryview | None = None
         self._bulk_filled = 0
         self._open_arrays: list[tuple[int, list[Any]]] = []
+        self._finishing = False
         self.lost: str | None = None
         """Reason why the connection ended, None while it lives."""
         self.server = ""
@@ -77,6 +78,15 @@ class RespConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         self.connection_lost(ConnectionLost(why))
+
+    def finish(self) -> None:
+        """End the connection once what was sent over it is answered."""
+        self._finishing = True
+        self._end_if_finished()
+
+    def _end_if_finished(self) -> None:
+        if self._finishing and not self._pending and self._transport is not None:
+            self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport, once it is there."""
@@ -178,6 +188,7 @@ class RespConnection(asyncio.BufferedProtocol):
             self._pending.popleft()
             if not request.future.done():
                 request.future.set_result(request.replies)
+            self._end_if_finished()
 
 
 _BULK, _ARRAY = ord("$"), ord("*")

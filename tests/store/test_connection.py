@@ -10,7 +10,7 @@ from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_service.store.transport.connection import REPLY_BYTES, StoreConnection, portions
+from buffer_service.store.transport.connection import StoreConnection
 from buffer_wire.errors import StoreFault, StoreOutOfMemory, StoreUnavailable
 from buffer_wire.payloads.keys import new_nonce, payload_key
 from buffer_wire.resp.protocol import READ_BYTES
@@ -82,13 +82,6 @@ async def test_a_cancelled_caller_does_not_disturb_the_others(connection: StoreC
     replies = await asyncio.gather(*calls, return_exceptions=True)
     assert replies[1::2] == [b"%d" % number * 1000 for number in range(1, 50, 2)]
     assert all(isinstance(reply, asyncio.CancelledError) for reply in replies[::2])
-
-
-def test_replies_stay_below_their_limit() -> None:
-    keys = [payload_key("r", new_nonce(), 0, size) for size in (1 << 20, 3 << 20, 1, 5 << 20, 2, 3)]
-    assert portions(keys) == [keys[:2], keys[2:3], keys[3:4], keys[4:]]
-    assert portions([]) == []
-    assert REPLY_BYTES == 4 << 20
 
 
 async def test_absent_payloads_are_none(connection: StoreConnection) -> None:

@@ -24,27 +24,10 @@ from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.meter import CallMeter, NoMeter, measured
 from buffer_service.store.transport.refusals import Refusals
 from buffer_service.store.transport.replication import Replication, Send
-from buffer_wire.payloads.keys import size_of
+from buffer_wire.payloads.keys import portions
 from buffer_wire.resp.encoding import Part, Parts
 from buffer_wire.resp.errors import ReplyError
 from buffer_wire.resp.protocol import RespConnection
-
-REPLY_BYTES = 4 << 20
-"""Largest number of bytes of payloads that are asked for in one command."""
-
-
-def portions(payload_keys: Sequence[str]) -> list[Sequence[str]]:
-    """The keys split so that each portion's payloads stay below REPLY_BYTES (or are one payload)."""
-    split: list[Sequence[str]] = []
-    first, size = 0, 0
-    for index, key in enumerate(payload_keys):
-        size += size_of(key)
-        if size > REPLY_BYTES and index > first:
-            split.append(payload_keys[first:index])
-            first, size = index, size_of(key)
-    if first < len(payload_keys):
-        split.append(payload_keys[first:])
-    return split
 
 
 class StoreConnection:
@@ -109,7 +92,7 @@ class StoreConnection:
         return ("EVALSHA", self._scripts[command.script].sha, 1, index_key(command.run_id, "run"), arguments)
 
     async def fetch(self, payload_keys: Sequence[str]) -> list[Buffer | None]:
-        """Payloads in order, None where one is gone; at most REPLY_BYTES are asked for at once."""
+        """Payloads in order, None where one is gone; at most PORTION_BYTES are asked for at once."""
         bodies: list[Buffer | None] = []
         for portion in portions(payload_keys):
             bodies += await measured(self._meter, "fetch", self._single(self._reads, ("MGET", *portion)))

@@ -1,0 +1,85 @@
+"""When a client asks for access to the store, and whether what it has is good: one state machine for all clients.
+
+    no access ──ask──► direct ──two thirds of its time──► direct, asks again ──► …
+        ▲                │ a fault                           │ its time is over
+        └── after a back-off, with the trouble ◄─────────────┘
+
+Does no I/O. Invariants: after a fault nobody asks before the back-off is over, and each fault in a row doubles it
+until a payload has passed. A change of the way is logged once, not with every payload.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from buffer_wire.payloads.access import MAX_WHY_CHARS, StoreAccess
+
+FIRST_RETRY_S = 0.25
+LONGEST_RETRY_S = 30.0
+RENEWED_AFTER = 2 / 3
+"""Part of an access's time after which the next is asked for."""
+
+_log = logging.getLogger(__name__)
+
+
+class Turns:
+    """Turns of one client between the direct way and the relayed one.
+
+    `who` names it in logs. Not for several threads at once.
+    """
+
+    def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._who = who
+        self._clock = clock
+        self._until = self._ask_at = clock()
+        self._faults = 0
+        self._told = ""
+        self.trouble = ""
+        """Reason why the client could not use what it was given last; empty where it could."""
+
+    @property
+    def is_due(self) -> bool:
+        """True when the client should ask for access now."""
+        return self._clock() >= self._ask_at
+
+    @property
+    def is_good(self) -> bool:
+        """True while what was taken into use last may be used."""
+        return self._clock() < self._until
+
+    def taken(self, access: StoreAccess, asked_at: float) -> None:
+        """Note an access that is in use now. It was asked for at `asked_at`, on the clock of this object."""
+        self._until = asked_at + access.valid_s
+        self._ask_at = asked_at + access.valid_s * RENEWED_AFTER
+        self.trouble = ""
+        if self._told:
+            self._told = ""
+            _log.info("%s moves payloads directly again", self._who)
+
+    def relayed(self, access: StoreAccess, asked_at: float) -> None:
+        """Note that the service relays; it is asked again when its answer's time is over."""
+        self._until = asked_at
+        self._ask_at = asked_at + access.valid_s
+        self.trouble = ""
+        self._tell(access.relayed_because)
+
+    def failed(self, why: str, *, lost: bool) -> None:
+        """Note a fault, whose reason the next request carries. `lost`: what was in use is of no use any more."""
+        now = self._clock()
+        wait_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(self._faults, 16))
+        self._faults += 1
+        self._ask_at = now + wait_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads clients, no secret
+        self.trouble = why[:MAX_WHY_CHARS]
+        if lost:
+            self._until = now
+            self._tell(self.trouble)
+
+    def passed(self) -> None:
+        """Note that a payload has passed directly."""
+        self._faults = 0
+
+    def _tell(self, why: str) -> None:
+        if not self._told:
+            _log.warning("%s has payloads relayed by the service: %s", self._who, why)
+        self._told = why

@@ -1,0 +1,69 @@
+"""PayloadWriter: a worker writes the groups that it made to the store, where the service lets it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from buffer_wire.codec import Buffer, group_head
+from buffer_wire.payloads.keys import group_checksum, new_nonce, payload_checksum, payload_key
+from buffer_wire.payloads.way import AsyncWay, WayLost
+from buffer_wire.resp.encoding import flat
+from rollout_buffer.v1 import groups_pb2, payloads_pb2
+
+WRITE_TIMEOUT_S = 15.0
+"""Longest wait for the store's answer to one write; then the service relays the group."""
+
+
+class PayloadWriter:
+    """Writer of one run's payloads, for the event loop in which it is used.
+
+    `client_id` names it in logs. `ask` calls GetWriteAccess with the trouble it is given. It may raise any error of the
+    contract, which has the service relay. Nothing is asked for before the first write.
+    """
+
+    def __init__(
+        self, run_id: str, client_id: str, ask: Callable[[str], Awaitable[payloads_pb2.PayloadAccess]]
+    ) -> None:
+        self._run_id = run_id
+        self._way = AsyncWay(f"{client_id}, writing for run {run_id},", ask)
+
+    @property
+    def direct(self) -> bool:
+        """True while payloads go directly."""
+        return self._way.is_open
+
+    @property
+    def trouble(self) -> str:
+        """Reason why the writer could not use what the service gave it last; empty where it could."""
+        return self._way.trouble
+
+    async def write(self, header: bytes, payload: Buffer | Sequence[Buffer]) -> groups_pb2.StoredPayload | None:
+        """Write the group of a serialized header and a payload, whole or in pieces, under a new key.
+
+        None: push the group with its payload, for it is small, or cannot be written at present. Waits at most
+        WRITE_TIMEOUT_S, at the first write also for access and connection. The pieces may not change before it returns.
+        """
+        way = await self._way.opened()
+        if way is None:
+            return None
+        access, connection = way
+        pieces = [flat(piece) for piece in ([payload] if isinstance(payload, Buffer) else payload)]
+        payload_bytes = sum(map(len, pieces))
+        head = group_head(header, payload_bytes)
+        size = len(head) + payload_bytes
+        if size < access.direct_from_bytes:
+            return None
+        nonce, checksum = new_nonce(), payload_checksum(*pieces)
+        key = payload_key(self._run_id, nonce, group_checksum(header, checksum), size)
+        command = ("SET", key, (head, *pieces), "NX", "PX", access.unpushed_ms)
+        try:
+            reply = await self._way.answered(connection, command, WRITE_TIMEOUT_S)
+        except WayLost:
+            return None
+        if reply != b"OK":
+            # A key that is there is not this writer's: it draws a new one for every write.
+            self._way.leave(connection, f"SET of a new key was answered {reply!r}")
+            return None
+        return groups_pb2.StoredPayload(nonce=nonce, checksum=checksum)
+
+    async def close(self) -> None:
+        """Close the connection; writes under way return None."""
+        await self._way.close()

@@ -1,0 +1,44 @@
+"""Groups that one client writes to a real store and another one reads from it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from buffer_wire.layout import payload_pieces
+from buffer_wire.payloads.keys import group_checksum, payload_key
+from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadReader
+from buffer_wire.payloads.writer import PayloadWriter
+from rollout_buffer.v1 import groups_pb2
+from tests.support.payload_store import RUN, PayloadStore, ask_for, payload_store
+
+HEADER = groups_pb2.GroupHeader(task_id="t", worker_id="w")
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[PayloadStore]:
+    with payload_store() as running:
+        yield running
+
+
+@pytest.mark.parametrize("tokens", [1, 5_000, 300_000])
+async def test_readers_get_the_serialized_group_that_a_writer_wrote(store: PayloadStore, tokens: int) -> None:
+    columns = [np.arange(tokens, dtype="<i4"), np.ones(tokens + 1, dtype="<u1"), np.ones(3, dtype="<f4")]
+    pieces = payload_pieces(columns)
+    writer = PayloadWriter(RUN, "a worker", ask_for(store, "w"))
+    stored = await writer.write(HEADER.SerializeToString(), pieces)
+    assert stored is not None
+    assert writer.direct
+    group = groups_pb2.Group(header=HEADER, payload=b"".join(pieces)).SerializeToString()
+    checksum = group_checksum(HEADER.SerializeToString(), stored.checksum)
+    keys = [payload_key(RUN, stored.nonce, checksum, len(group))] * 8
+    blocking = PayloadReader(RUN, "a trainer", lambda _: store.access("d"))
+    assert blocking.open()
+    assert blocking.read(keys) == [group] * 8
+    assert blocking.read([]) == []
+    asyncio_reader = AsyncPayloadReader(RUN, "a trainer", ask_for(store, "d"))
+    assert await asyncio_reader.open()
+    assert await asyncio_reader.read(keys) == [group] * 8
+    await writer.close()
+    await asyncio_reader.close()
+    blocking.close()
