@@ -125,8 +125,8 @@ def column_rows(header: pb.GroupHeader, column: pb.Column) -> list[int]:
     return list(column.rows)
 
 
-def places(specs: Sequence[ColumnSpec], tokens: int, samples: int) -> Iterator[ColumnSlice]:
-    """Places of the columns in a group of this many tokens and samples, in order."""
+def column_slices(specs: Sequence[ColumnSpec], tokens: int, samples: int) -> Iterator[ColumnSlice]:
+    """Slices of the payload that hold the columns of a group of this many tokens and samples, in order."""
     offset = 0
     for spec in specs:
         rows = spec.rows(tokens, samples)
@@ -178,12 +178,12 @@ def read_payload(header: pb.GroupHeader, payload: Buffer) -> dict[str, Array]:
     """
     tokens = sum(sample.tokens for sample in header.samples)
     return {
-        place.spec.name: np.frombuffer(
-            payload, dtype=place.spec.dtype, count=prod(place.shape), offset=place.start
-        ).reshape(place.shape)
-        if place.stop > place.start
-        else np.empty(place.shape, place.spec.dtype)
-        for place in places(column_specs(header), tokens, len(header.samples))
+        one.spec.name: np.frombuffer(payload, dtype=one.spec.dtype, count=prod(one.shape), offset=one.start).reshape(
+            one.shape
+        )
+        if one.stop > one.start
+        else np.empty(one.shape, one.spec.dtype)
+        for one in column_slices(column_specs(header), tokens, len(header.samples))
     }
 
 

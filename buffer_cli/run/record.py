@@ -76,17 +76,17 @@ def record(name: str, folder: Path, service: CallOptions, *, groups: bool, follo
 
 def _export(calls: Calls, run_id: str, recording: "Recording", *, whole: bool, stop: threading.Event) -> None:
     """Write everything that is there now; what was written until an error stays."""
-    portion, portion_bytes = list[runs_pb2.Record](), 0
+    rows, rows_bytes = list[runs_pb2.Record](), 0
     with calls.export(run_id, recording.after, include_groups=whole) as messages:
         for message in messages:
-            portion.extend(message.records)
-            portion_bytes += message.ByteSize()
-            if len(portion) >= ROWS_PER_FILE or portion_bytes >= BYTES_PER_FILE:
-                recording.append(portion)
-                portion, portion_bytes = [], 0
+            rows.extend(message.records)
+            rows_bytes += message.ByteSize()
+            if len(rows) >= ROWS_PER_FILE or rows_bytes >= BYTES_PER_FILE:
+                recording.append(rows)
+                rows, rows_bytes = [], 0
             if stop.is_set():
                 break
-    recording.append(portion)
+    recording.append(rows)
 
 
 def _remark(run: runs_pb2.Run) -> None:

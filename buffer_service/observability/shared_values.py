@@ -93,28 +93,28 @@ def _value_at(at: int, length: int) -> int:
 
 
 class _Room:
-    """Side of a process: its blocks, mapped, and the place of each value in them."""
+    """Side of a process: its blocks, mapped, and the memory of each value in them."""
 
     def __init__(self, one: int) -> None:
         self._memory = one
         self._blocks = [self._map(start) for start in range(0, os.fstat(one).st_size, BLOCK_BYTES)]
         self._free = BLOCK_BYTES
         """Offset in the last block from which on there is room."""
-        self._places: dict[str, memoryview[float]] = {}
+        self._values: dict[str, memoryview[float]] = {}
         for at, description, _ in _records(one):
-            block, place = divmod(at, BLOCK_BYTES)
-            self._places[json.dumps(description)] = self._blocks[block][place : place + _VALUE.size].cast("d")
+            block, offset = divmod(at, BLOCK_BYTES)
+            self._values[json.dumps(description)] = self._blocks[block][offset : offset + _VALUE.size].cast("d")
             if block == len(self._blocks) - 1:
-                self._free = place + _VALUE.size
+                self._free = offset + _VALUE.size
 
     def _map(self, start: int) -> memoryview:
         return memoryview(mmap.mmap(self._memory, BLOCK_BYTES, offset=start))
 
-    def place(self, description: str) -> "memoryview[float]":
+    def value(self, description: str) -> "memoryview[float]":
         """The memory of one value, the same for the same description."""
-        if description not in self._places:
-            self._places[description] = self._new(description.encode())
-        return self._places[description]
+        if description not in self._values:
+            self._values[description] = self._new(description.encode())
+        return self._values[description]
 
     def _new(self, description: bytes) -> "memoryview[float]":
         value_at = _value_at(self._free, len(description))
@@ -158,22 +158,22 @@ def share_values(one: int) -> None:
         ) -> None:
             labels = dict(zip(labelnames, labelvalues, strict=True))
             with lock:
-                self._place = room.place(json.dumps([typ, metric_name, help_text, name, labels]))
+                self._memory = room.value(json.dumps([typ, metric_name, help_text, name, labels]))
 
         def inc(self, amount: float) -> None:
             """Add an amount to the value."""
             with lock:
-                self._place[0] += amount
+                self._memory[0] += amount
 
         def set(self, value: float, timestamp: float | None = None) -> None:
             """Set the value."""
             del timestamp
             with lock:
-                self._place[0] = value
+                self._memory[0] = value
 
         def get(self) -> float:
             """The value."""
-            return float(self._place[0])
+            return float(self._memory[0])
 
         def set_exemplar(self, exemplar: object) -> None:
             """Ignore the exemplar: shared values keep none."""

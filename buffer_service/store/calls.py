@@ -50,13 +50,13 @@ class Calls:
         """Forget the run: it exists no more."""
         self._known.discard(run_id)
 
-    async def delete_trash(self, run_id: str, portion: int = 500) -> int:
+    async def delete_trash(self, run_id: str, at_once: int = 500) -> int:
         """Delete payloads that nothing refers to any more; returns how many keys were on trash.
 
         The keys leave the trash after their payloads are gone, so a crash in between repeats a deletion and loses none.
         """
         trash, deleted = index_key(run_id, "trash"), 0
-        while keys := await self._connection.command("SRANDMEMBER", trash, portion):
+        while keys := await self._connection.command("SRANDMEMBER", trash, at_once):
             await self._connection.command("UNLINK", *keys)
             await self._connection.command("SREM", trash, *keys)
             deleted += len(keys)

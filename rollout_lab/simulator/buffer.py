@@ -30,7 +30,7 @@ class Buffer(Protocol):
     """The buffer's side of the simulation. Every call happens at the simulation's present moment."""
 
     def lease(self, group: SimulatedGroup) -> bool:
-        """Ask to start the group; True if it may be."""
+        """Lease the group a task, recycled ones first. False, and no lease, if it is too stale or there is no room."""
 
     def push(self, group: SimulatedGroup) -> bool:
         """A group is complete: whether it was queued; else it waits in line."""

@@ -84,16 +84,16 @@ def check_same_model(new: Layout, served: Layout) -> None:
     for name, shape in served.items():
         if new[name] != shape:
             raise UnloadableWeights(f"{name} has shape {list(new[name])}, the engine's model has {list(shape)}")
-    known = {place for name in served for place in _numbered(name)}
-    lists = {place.rpartition(".")[0] for place in known}
+    known = {part for name in served for part in _numbered(name)}
+    lists = {part.rpartition(".")[0] for part in known}
     for name in sorted(new.keys() - served.keys()):
-        for place in _numbered(name):
-            if place not in known and place.rpartition(".")[0] in lists:
-                raise UnloadableWeights(f"{name} is not in the engine's model, which has no {place}: a larger model's")
+        for part in _numbered(name):
+            if part not in known and part.rpartition(".")[0] in lists:
+                raise UnloadableWeights(f"{name} is not in the engine's model, which has no {part}: a larger model's")
 
 
 def _numbered(name: str) -> list[str]:
-    """Places in numbered lists that a tensor belongs to: of `layers.3.experts.7.w` `layers.3`, `layers.3.experts.7`."""
+    """Members of lists that a tensor is part of: of `layers.3.experts.7.w` these are `layers.3`, `layers.3.experts.7`."""
     parts = name.split(".")
     return [".".join(parts[: at + 1]) for at, part in enumerate(parts) if part.isdecimal()]
 

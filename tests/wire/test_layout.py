@@ -39,7 +39,7 @@ def test_reading_copies_nothing_and_the_views_are_read_only() -> None:
 
 def test_every_column_starts_at_a_multiple_of_eight() -> None:
     header, _ = make_header([5, 7, 1], extra={"a": np.zeros((13, 3), np.int8)})
-    assert all(place.start % 8 == 0 for place in layout.places(layout.column_specs(header), 13, 3))
+    assert all(one.start % 8 == 0 for one in layout.column_slices(layout.column_specs(header), 13, 3))
 
 
 def test_ragged_and_per_sample_columns_have_their_own_rows() -> None:

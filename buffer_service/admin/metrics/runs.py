@@ -206,8 +206,8 @@ class RunCollector(Collector):
             "rollout_buffer_reload_seconds", "Time that engines spent in phases of their reloads.", labels=labels
         )
         for view in self._views:
-            for place, phase in enumerate(RELOAD_PHASES):
-                count, time_ms = view.reload_counters[2 * place : 2 * place + 2]
+            for index, phase in enumerate(RELOAD_PHASES):
+                count, time_ms = view.reload_counters[2 * index : 2 * index + 2]
                 ended.add_metric([view.run_id, phase], count)
                 seconds.add_metric([view.run_id, phase], time_ms / 1000)
         yield from (ended, seconds)

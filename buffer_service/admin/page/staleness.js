@@ -45,8 +45,8 @@ function bars(holder, lines) {
   };
   listEach(holder, lines, line, ({ children: [name, bar, value] }, [label, mean]) => {
     setText(name, label);
-    PARTS.forEach((part, place) => {
-      bar.children[place].style.width = `${(100 * Math.max(0, mean[part] ?? 0)) / longest}%`;
+    PARTS.forEach((part, index) => {
+      bar.children[index].style.width = `${(100 * Math.max(0, mean[part] ?? 0)) / longest}%`;
     });
     setText(value, versions(mean.staleness));
   });

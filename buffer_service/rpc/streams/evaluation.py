@@ -27,14 +27,14 @@ async def results(
     deadline = loop.time() + wait_s
     while True:
         ticket = lines.ticket(run_id, Topic.RESULTS)
-        portion = await store.call(commands.evaluation_results(run_id, eval_id, seen, PORTION_RESULTS))
-        if portion.results:
-            seen += len(portion.results)
-            for message in _messages(portion, await _bodies(store, run_id, portion.results)):
+        found = await store.call(commands.evaluation_results(run_id, eval_id, seen, PORTION_RESULTS))
+        if found.results:
+            seen += len(found.results)
+            for message in _messages(found, await _bodies(store, run_id, found.results)):
                 yield message
             continue
-        if portion.evaluation.done or loop.time() >= deadline:
-            yield _message(portion)
+        if found.evaluation.done or loop.time() >= deadline:
+            yield _message(found)
             return
         await lines.hint(run_id, Topic.RESULTS, ticket, deadline)
 
@@ -45,20 +45,18 @@ async def _bodies(store: RunStore, run_id: str, ended: Sequence[ev.EvaluationRes
     return (convert.to_result(result, next(bodies) if result.payload_key else None) for result in ended)
 
 
-def _messages(
-    portion: ev.EvaluationResults, ended: Iterator[pb.EvaluationResult]
-) -> Iterator[pb.ReadEvaluationResponse]:
+def _messages(found: ev.EvaluationResults, ended: Iterator[pb.EvaluationResult]) -> Iterator[pb.ReadEvaluationResponse]:
     """Messages of at most MESSAGE_BYTES, unless a single result is larger."""
-    message, size = _message(portion), 0
+    message, size = _message(found), 0
     for result in ended:
         result_bytes = result.ByteSize()
         if size and size + result_bytes > MESSAGE_BYTES:
             yield message
-            message, size = _message(portion), 0
+            message, size = _message(found), 0
         message.results.append(result)
         size += result_bytes
     yield message
 
 
-def _message(portion: ev.EvaluationResults) -> pb.ReadEvaluationResponse:
-    return fields.reply(pb.ReadEvaluationResponse, portion, results=[])
+def _message(found: ev.EvaluationResults) -> pb.ReadEvaluationResponse:
+    return fields.reply(pb.ReadEvaluationResponse, found, results=[])

@@ -73,26 +73,26 @@ class WeightFetcher:
         deadline_at = time.monotonic() + deadline_s
         label = version.label
         check_manifest(label, manifest)
-        place = self._root / f"{label}-{digest(manifest)}"
+        directory = self._root / f"{label}-{digest(manifest)}"
         try:
             async with asyncio.timeout(deadline_s), self._lock:
-                while (pin := Pin.at(place)) is None:
-                    await self._bring_once(version, manifest, place, deadline_at)
+                while (pin := Pin.at(directory)) is None:
+                    await self._bring_once(version, manifest, directory, deadline_at)
                 pin.touch()
                 if engine_id is None:
                     pin.release()
                 else:
                     _exchange(self._fetched, engine_id, pin)
-                self._complete[label] = place, frozenset(file.name for file in manifest.files)
+                self._complete[label] = directory, frozenset(file.name for file in manifest.files)
         except TimeoutError:
             raise WeightsUnavailable(label, manifest.base_url, f"not complete within {deadline_s:g} s") from None
         except OSError as error:
             raise WeightsUnavailable(label, str(self._root), error.strerror or str(error)) from error
-        return place
+        return directory
 
-    def hold(self, engine_id: str, place: Path) -> None:
+    def hold(self, engine_id: str, directory: Path) -> None:
         """Note that an engine uses a directory now, in place of the one before; then drop what is too old."""
-        _exchange(self._in_use, engine_id, Pin.at(place))
+        _exchange(self._in_use, engine_id, Pin.at(directory))
         _exchange(self._fetched, engine_id, None)
         self._retain()
 
@@ -104,8 +104,8 @@ class WeightFetcher:
 
     def find(self, label: str, name: str) -> Path | None:
         """A file of a complete version; None when there is no such version or file."""
-        place, names = self._complete.get(label, (self._root, frozenset[str]()))
-        path = place / name
+        directory, names = self._complete.get(label, (self._root, frozenset[str]()))
+        path = directory / name
         return path if name in names and path.is_file() else None
 
     async def close(self) -> None:
@@ -130,19 +130,19 @@ class WeightFetcher:
                     shutil.rmtree(path, ignore_errors=True)
 
     async def _bring_once(
-        self, version: Version, manifest: weights_pb2.FilesManifest, place: Path, deadline_at: float
+        self, version: Version, manifest: weights_pb2.FilesManifest, directory: Path, deadline_at: float
     ) -> None:
         """Bring a version, unless another worker that shares the root does so in time."""
         self._root.mkdir(parents=True, exist_ok=True)
-        async with turn(place, wait_s=(deadline_at - time.monotonic()) * _PATIENCE):
-            if not there(place):
-                await self._bring(version, manifest, place, deadline_at)
+        async with turn(directory, wait_s=(deadline_at - time.monotonic()) * _PATIENCE):
+            if not there(directory):
+                await self._bring(version, manifest, directory, deadline_at)
 
     async def _bring(
-        self, version: Version, manifest: weights_pb2.FilesManifest, place: Path, deadline_at: float
+        self, version: Version, manifest: weights_pb2.FilesManifest, directory: Path, deadline_at: float
     ) -> None:
         label = version.label
-        partial = self._root / f".{place.name}{_PARTIAL}{self._owner}"
+        partial = self._root / f".{directory.name}{_PARTIAL}{self._owner}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
@@ -161,7 +161,7 @@ class WeightFetcher:
                 await Download(label, sources, file, target, stall_s=self._stall_s).run(self._http(), deadline_at)
             with contextlib.suppress(FileExistsError):
                 # Another worker of this host may have been faster: its directory is as good.
-                self._rename(partial, place)
+                self._rename(partial, directory)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -176,13 +176,13 @@ class WeightFetcher:
         return True
 
     @staticmethod
-    def _rename(partial: Path, place: Path) -> None:
+    def _rename(partial: Path, directory: Path) -> None:
         try:
-            os.rename(partial, place)  # noqa: PTH104 - raises for a directory that is not empty, and says which
+            os.rename(partial, directory)  # noqa: PTH104 - raises for a directory that is not empty, and says which
         except OSError:
-            if not place.is_dir():
+            if not directory.is_dir():
                 raise
-            raise FileExistsError(str(place)) from None
+            raise FileExistsError(str(directory)) from None
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -190,16 +190,16 @@ class WeightFetcher:
         return self._session
 
     def _retain(self) -> None:
-        held = {pin.place for pins in (self._in_use, self._fetched) for pin in pins.values()}
-        places: list[tuple[int, Version, Path]] = []
+        held = {pin.directory for pins in (self._in_use, self._fetched) for pin in pins.values()}
+        others: list[tuple[int, Version, Path]] = []
         for path in self._root.iterdir() if self._root.is_dir() else ():
             version = Version.parse(path.name.rpartition("-")[0])
             with contextlib.suppress(OSError):  # Another worker may remove it.
                 if version is not None:
                     # When it was asked for counts first: an earlier run of this name may have left higher versions.
-                    places.append((path.stat().st_mtime_ns, version, path))
-        places.sort(reverse=True)
-        for *_, path in places[self._keep :]:
+                    others.append((path.stat().st_mtime_ns, version, path))
+        others.sort(reverse=True)
+        for *_, path in others[self._keep :]:
             if path not in held:
                 remove_unpinned(path, self._root / f".{path.name}-removed{_PARTIAL}{self._owner}")
 

@@ -20,48 +20,48 @@ LOCKS = ".pins"
 
 
 class Pin:
-    """Keeps the directory at `place` until `release`."""
+    """Keeps `directory` until `release`."""
 
-    def __init__(self, place: Path, lock: FileLock) -> None:
-        self.place = place
+    def __init__(self, directory: Path, lock: FileLock) -> None:
+        self.directory = directory
         self._lock = lock
 
     @classmethod
-    def at(cls, place: Path) -> Self | None:
+    def at(cls, directory: Path) -> Self | None:
         """A pin; None when there is no directory, or it is being removed."""
-        lock = FileLock.take(_lock_of(place), shared=True) if place.is_dir() else None
+        lock = FileLock.take(_lock_of(directory), shared=True) if directory.is_dir() else None
         if lock is None:
             return None
-        if not place.is_dir():
+        if not directory.is_dir():
             lock.release()
             return None
-        return cls(place, lock)
+        return cls(directory, lock)
 
     def touch(self) -> None:
         """Mark the directory as asked for now, by its time of modification."""
         now = time.time_ns()
         with contextlib.suppress(OSError):  # It may be another user's.
-            os.utime(self.place, ns=(now, now))
+            os.utime(self.directory, ns=(now, now))
 
     def release(self) -> None:
         """Let it be removed. To be called once."""
         self._lock.release()
 
 
-def remove_unpinned(place: Path, aside: Path) -> None:
-    """Remove the directory at `place` unless it is pinned, by way of `aside`, which is overwritten. Blocking."""
-    lock = FileLock.take(_lock_of(place), shared=False)
+def remove_unpinned(directory: Path, aside: Path) -> None:
+    """Remove `directory` unless it is pinned, by way of `aside`, which is overwritten. Blocking."""
+    lock = FileLock.take(_lock_of(directory), shared=False)
     if lock is None:
         return
     try:
         shutil.rmtree(aside, ignore_errors=True)
         with contextlib.suppress(OSError):
-            place.rename(aside)
-            _lock_of(place).unlink(missing_ok=True)
+            directory.rename(aside)
+            _lock_of(directory).unlink(missing_ok=True)
     finally:
         lock.release()
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _lock_of(place: Path) -> Path:
-    return place.parent / LOCKS / place.name
+def _lock_of(directory: Path) -> Path:
+    return directory.parent / LOCKS / directory.name

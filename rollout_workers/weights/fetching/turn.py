@@ -21,12 +21,12 @@ _POLL_S = 0.2
 
 
 @asynccontextmanager
-async def turn(place: Path, *, wait_s: float) -> AsyncIterator[None]:
-    """Wait, for at most `wait_s`, until nobody else brings `place` or it is there."""
-    path = place.with_name(f".{place.name}{LOCK}")
+async def turn(directory: Path, *, wait_s: float) -> AsyncIterator[None]:
+    """Wait, for at most `wait_s`, until nobody else brings `directory` or it is there."""
+    path = directory.with_name(f".{directory.name}{LOCK}")
     until = time.monotonic() + wait_s
     lock = FileLock.take(path, shared=False)
-    while lock is None and not there(place) and time.monotonic() < until:
+    while lock is None and not there(directory) and time.monotonic() < until:
         await asyncio.sleep(_POLL_S)
         # Another file may be there by now: who has had its turn removes it.
         lock = FileLock.take(path, shared=False)
@@ -39,6 +39,6 @@ async def turn(place: Path, *, wait_s: float) -> AsyncIterator[None]:
             lock.release()
 
 
-def there(place: Path) -> bool:
+def there(directory: Path) -> bool:
     """True if a directory is there, by a new look: a client of NFS remembers for a while what was not."""
-    return place.name in os.listdir(place.parent)  # noqa: PTH208 - iterdir is lazy
+    return directory.name in os.listdir(directory.parent)  # noqa: PTH208 - iterdir is lazy
