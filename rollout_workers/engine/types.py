@@ -145,7 +145,7 @@ class EngineInfo:
     """Facts that an engine states about itself when it is connected."""
 
     name: str
-    """Kind of engine: "sglang" or "simulated"."""
+    """Kind of engine, as the table of kinds names it."""
     version: str
     address: str
     model_path: str

@@ -93,7 +93,7 @@ def check_same_model(new: Layout, served: Layout) -> None:
 
 
 def _numbered(name: str) -> list[str]:
-    """Members of lists that a tensor is part of: of `layers.3.experts.7.w` these are `layers.3`, `layers.3.experts.7`."""
+    """Members of lists that a tensor is part of: for `layers.3.experts.7.w` `layers.3` and `layers.3.experts.7`."""
     parts = name.split(".")
     return [".".join(parts[: at + 1]) for at, part in enumerate(parts) if part.isdecimal()]
 

@@ -81,6 +81,7 @@ class FakeVllm:
             "/version": self._version,
             "/is_paused": self._is_paused,
             "/v1/models": self._models,
+            "/server_info": self._server_info,
             "/v1/completions": self._completions,
             "/weight_info": self._weight_info,
             "/update_weight_version": self._update_weight_version,
@@ -207,6 +208,12 @@ class FakeVllm:
     async def _models(self, request: web.Request, body: Any) -> web.Response:
         model = {"id": "tiny", "object": "model", "root": self.model_path, "parent": None, "max_model_len": 128}
         return web.json_response({"object": "list", "data": [model]})
+
+    async def _server_info(self, request: web.Request, body: Any) -> web.Response:
+        if request.query.get("config_format") != "json":
+            return web.json_response({"vllm_config": "model='tiny', max_num_seqs=48"})
+        config = {"scheduler_config": {"max_num_seqs": 48}, "parallel_config": {"data_parallel_size": 2}}
+        return web.json_response({"vllm_config": config, "vllm_env": {}, "system_env": {}})
 
     async def _metrics(self, request: web.Request, body: Any) -> web.Response:
         lines = [

@@ -67,11 +67,35 @@ async def test_what_a_server_does_not_report_is_found_out_by_asking() -> None:
         info = await engine.info()
         assert (info.name, info.version, info.vocab_size, info.context_length) == ("vllm", "0.32.0", VOCABULARY, 128)
         assert not info.heeds_seeds
+        assert info.max_running_requests == 2 * 48
         fake.others = 4
         load = await engine.load()
         assert (load.running, load.waiting, load.token_usage) == (4, 4, 0.5)
         assert await engine.ready()
         assert await engine.loaded_version() == "default"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"vllm_config": "model='tiny', max_num_seqs=48"},
+        {"vllm_config": {"scheduler_config": {"max_num_seqs": None}, "parallel_config": {"data_parallel_size": 1}}},
+        {"vllm_config": {"scheduler_config": {"max_num_seqs": "many"}, "parallel_config": {"data_parallel_size": 1}}},
+        {"vllm_config": {}},
+        None,
+    ],
+)
+async def test_server_that_does_not_say_how_many_requests_it_runs_is_taken_for_a_usual_one(said: Any) -> None:
+    async with FakeVllm() as fake, connected(fake) as engine:
+        if said is None:
+            del fake.handlers["/server_info"]
+        else:
+
+            async def server_info(_: web.Request, __: Any) -> web.Response:
+                return web.json_response(said)
+
+            fake.handlers["/server_info"] = server_info
+        assert (await engine.info()).max_running_requests == 256
 
 
 async def test_server_whose_log_probabilities_are_not_those_of_the_draw_is_refused() -> None:

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from rollout_workers.engine.calls import HttpCalls
-from rollout_workers.engine.errors import EngineMalformed, EngineRejected, EngineUnfit
+from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineUnfit
 from rollout_workers.engine.types import EngineInfo, EngineLoad
 
 _IMPOSSIBLE_TOKEN_ID = 2**31 - 1
@@ -19,7 +19,7 @@ _GAUGE = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)(?:\{.*\})? (\S+)$", re.MULTILINE
 )
 _MAX_NUM_SEQS = 256
-"""vLLM's usual --max-num-seqs, which it does not report."""
+"""vLLM's usual --max-num-seqs, for a server that does not report its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ async def ask(calls: HttpCalls) -> Found:
             vocab_size=vocab_size,
             max_input_tokens=context_length - 1,
             context_length=context_length,
-            max_running_requests=_MAX_NUM_SEQS,
+            max_running_requests=await _max_running_requests(calls),
             heeds_seeds=False,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -106,6 +106,19 @@ async def _model(calls: HttpCalls) -> dict[str, Any]:
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise EngineMalformed(calls.address, doing, f"{type(error).__name__} {error}") from error
     return model
+
+
+async def _max_running_requests(calls: HttpCalls) -> int:
+    """Requests that the server decodes at once, on all of its data-parallel ranks; the usual number where it does not
+    say.
+    """
+    try:
+        found = await calls.get("/server_info?config_format=json", "asking for its configuration")
+        config = found["vllm_config"]
+        limit = config["scheduler_config"]["max_num_seqs"] * config["parallel_config"]["data_parallel_size"]
+    except (EngineError, KeyError, TypeError):
+        return _MAX_NUM_SEQS  # An older one tells its configuration as a text, and some take too long to collect it.
+    return limit if isinstance(limit, int) and limit > 0 else _MAX_NUM_SEQS
 
 
 async def _ask_vocab_size(calls: HttpCalls, model: str) -> int:
