@@ -4,7 +4,7 @@ Importing pydantic once more would take more than a quarter of the time in which
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +30,12 @@ class RpcSettings:
     max_run_tokens: int
     max_run_bytes: int
     recent_bytes: int
+    direct_payloads: bool | None
+    direct_from_bytes: int
+    payload_listen: str
+    payload_address: str
+    payload_writer: str = field(repr=False)
+    payload_reader: str = field(repr=False)
     drain_grace_s: float
     log_level: str
     log_format: str

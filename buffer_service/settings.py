@@ -58,6 +58,7 @@ def _address(text: str) -> str:
 
 
 AddressText = Annotated[str, AfterValidator(_address)]
+OptionalAddressText = Annotated[str, AfterValidator(lambda text: text and _address(text))]
 
 
 class Settings(BaseSettings):
@@ -129,6 +130,20 @@ class Settings(BaseSettings):
     """Largest quota_bytes of a run, and the quota of one that sets none; 0: no bound."""
     recent_bytes: int = Field(default=128 * MIB, ge=0, le=1 << 40)
     """Bytes of just pushed payloads that one process keeps for pulls, which then need not read the store; 0: none."""
+    direct_payloads: bool | None = None
+    """Whether clients may write payloads to the store and read them there by themselves. Unset: where the store is as
+    safe to reach as the service; true: over plain text too; false: never."""
+    direct_from_bytes: int = Field(default=64 << 10, ge=0, le=1 << 30)
+    """Size in bytes of a group from which on it goes directly; smaller ones are relayed in bundles."""
+    payload_listen: OptionalAddressText = ""
+    """Address of the embedded store for clients on other hosts, host:port; empty: its unix socket alone. It has TLS by
+    tls_cert and tls_key."""
+    payload_address: OptionalAddressText = ""
+    """Address of the store that clients are told, host:port; empty: payload_listen, or that of the store setting."""
+    payload_writer: str = ""
+    """user:password of an external store with which clients write payloads, where the service may make no users."""
+    payload_reader: str = ""
+    """user:password with which clients read payloads; set both or none."""
     drain_grace_s: float = Field(default=10.0, ge=0.0, le=3600.0)
     """Time in seconds for which RPCs in progress may go on after SIGTERM."""
     log_level: LogLevel = LogLevel.INFO
@@ -145,6 +160,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name} asks clients for certificates, which needs tls_cert and tls_key")
         if self.store_ca is not None and not self.store.startswith(("rediss", "valkeys")):
             raise ValueError("store_ca is for a store with TLS: its address has to begin with rediss or valkeys")
+        self._check_payloads()
         if self.insecure or (self.tokens_file is not None and self.tls_cert is not None):
             return self
         if self.tokens_file is None:
@@ -154,7 +170,7 @@ class Settings(BaseSettings):
             )
         else:
             danger, remedy = "tokens would travel in plain text", "give it TLS (tls_cert, tls_key)"
-        for name in ("listen", "admin"):
+        for name in ("listen", "admin", *(["payload_listen"] if self.payload_listen else [])):
             address = Address.parse(getattr(self, name))
             if not address.is_loopback:
                 raise ValueError(
@@ -162,6 +178,20 @@ class Settings(BaseSettings):
                     "address, or accept it with insecure (RB_INSECURE=1, --insecure)"
                 )
         return self
+
+    def _check_payloads(self) -> None:
+        listen = Address.parse(self.payload_listen) if self.payload_listen else None
+        if listen is not None and self.store:
+            raise ValueError("payload_listen is for the embedded store; one of its own has its own address")
+        if listen is not None and listen.port == 0:
+            raise ValueError("payload_listen needs a port from 1 to 65535, which clients are told")
+        if listen is not None and listen.is_wildcard and not self.payload_address:
+            raise ValueError(f"payload_listen {listen} names no host; set payload_address to what clients connect to")
+        if self.payload_address and listen is None and not self.store:
+            raise ValueError("payload_address is for a store that listens; set payload_listen too")
+        users = self.payload_writer, self.payload_reader
+        if any(users) and not (self.store and all(user.partition(":")[2] for user in users)):
+            raise ValueError("payload_writer and payload_reader are user:password of an external store: set both")
 
     def for_rpc(self) -> RpcSettings:
         """Settings that rpc processes need."""
@@ -171,6 +201,8 @@ class Settings(BaseSettings):
         """Settings as JSON values, passwords replaced by ***."""
         values = self.model_dump(mode="json")
         values["store"] = redact_url(self.store) or "embedded"
+        for name in ("payload_writer", "payload_reader"):
+            values[name] = re.sub(r":.*", ":***", str(values[name]), flags=re.DOTALL)
         return values
 
 

@@ -40,6 +40,14 @@ _BLOCKED = "Bytes that one process holds of messages on their way, and bytes of 
 _QUOTA = "Largest quota_{0} of a run, and the quota of one that sets none. Default: no bound."
 _QUOTAS = "Bounds of every run"
 _RECENT = "Bytes of just pushed payloads that one process keeps for pulls; 0 for none."
+_DIRECT = (
+    "Whether clients may write payloads to the store and read them there. Default: where the store is as safe to reach "
+    "as the service; --direct-payloads: over plain text too."
+)
+_DIRECT_FROM = "Size of a group from which on it goes directly, in bytes."
+_PAYLOAD_LISTEN = "host:port of the embedded store for clients on other hosts. Default: its unix socket alone."
+_PAYLOAD_ADDRESS = "host:port of the store that clients are told. Default: --payload-listen, or that of --store."
+_PAYLOADS = "Payloads without a way through the service"
 _GRACE = "Seconds that RPCs in progress may go on after SIGTERM."
 
 
@@ -70,6 +78,12 @@ def serve(
     max_run_tokens: Annotated[int | None, typer.Option(help=_QUOTA.format("tokens"), rich_help_panel=_QUOTAS)] = None,
     max_run_bytes: Annotated[int | None, typer.Option(help=_QUOTA.format("bytes"), rich_help_panel=_QUOTAS)] = None,
     recent_bytes: Annotated[int | None, typer.Option(help=_RECENT)] = None,
+    direct_payloads: Annotated[
+        bool | None, typer.Option("--direct-payloads/--no-direct-payloads", help=_DIRECT, rich_help_panel=_PAYLOADS)
+    ] = None,
+    direct_from_bytes: Annotated[int | None, typer.Option(help=_DIRECT_FROM, rich_help_panel=_PAYLOADS)] = None,
+    payload_listen: Annotated[str | None, typer.Option(help=_PAYLOAD_LISTEN, rich_help_panel=_PAYLOADS)] = None,
+    payload_address: Annotated[str | None, typer.Option(help=_PAYLOAD_ADDRESS, rich_help_panel=_PAYLOADS)] = None,
     drain_grace_s: Annotated[float | None, typer.Option(help=_GRACE)] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,

@@ -11,7 +11,7 @@ from buffer_service.commands.evaluating import (
 from buffer_service.commands.groups import abandon_push
 from buffer_service.commands.inspection import list_groups, list_steps, list_tasks, task
 from buffer_service.commands.publishing import plan_collective, publish, report_engine, weights
-from buffer_service.commands.runs import continue_run, drain_run, pause_run, update_policy, view
+from buffer_service.commands.runs import continue_run, drain_run, note_client, pause_run, update_policy, view
 from buffer_service.commands.tasks import extend, give_back, submit
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "list_groups",
     "list_steps",
     "list_tasks",
+    "note_client",
     "pause_run",
     "plan_collective",
     "publish",

@@ -17,6 +17,9 @@ from buffer_service.rules.totals import (
     TOTALS,
 )
 
+RELAYING_MS = 3_600_000
+"""Time after which a client that relays is forgotten, unless it asks for access again."""
+
 
 def _strings(mapping: Any) -> dict[str, Any]:  # noqa: ANN401 - Lua cannot tell an empty map from an empty array
     return {text(key): value for key, value in dict(mapping).items()}
@@ -37,7 +40,7 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
     """The reply of `view`."""
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
-    totals, response_lengths, counters, *window, staleness, reloads = fields
+    totals, response_lengths, counters, *window, staleness, reloads, relaying = fields
     heard_ms = {engine_id: int(ms) for engine_id, ms in _pairs(heard)}
     counted = {engine_id: unpack(packed) for engine_id, packed in _pairs(counters)}
     ledgers = {text(name): unpack(packed) for name, packed in _pairs(environments)}
@@ -82,10 +85,20 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
         response_lengths=_histogram(response_lengths),
         staleness_counts=_staleness_counts(staleness),
         reload_counters=unpack(reloads) if reloads else (0,) * (2 * len(RELOAD_PHASES)),
+        relaying=_relaying(relaying, now),
         environment_statistics={
             name: dict(zip(OF_ENVIRONMENT, values, strict=True)) for name, values in environment_totals.items()
         },
     )
+
+
+def _relaying(flat: Any, now: int) -> list[ops.RelayingClient]:  # noqa: ANN401
+    clients = []
+    for client, packed in _pairs(flat):
+        (heard_ms, why), (direction, _, client_id) = unpack(packed), text(client).partition(" ")
+        if now - heard_ms <= RELAYING_MS:
+            clients.append(ops.RelayingClient(client_id, direction == ops.Direction.WRITE, text(why), now - heard_ms))
+    return sorted(clients, key=lambda client: (client.client_id, client.writes))
 
 
 def _pairs(flat: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401

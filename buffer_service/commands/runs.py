@@ -1,11 +1,14 @@
 """Commands on a run as a whole, and those that tidy it up."""
 
-from buffer_service.commands.replies import just_revision, nothing, pack
-from buffer_service.commands.run_view import as_policy, unpack_view
+from buffer_service.commands.replies import just_revision, nothing, pack, text
+from buffer_service.commands.run_view import RELAYING_MS, as_policy, unpack_view
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command, Fields
 from buffer_service.domain.policy import RunPolicy
 from buffer_wire.revision import NO_REVISION, Revision
+
+RELAYING_KEPT = 64
+"""Largest number of clients of a run of which it is kept why they relay: those that were heard last."""
 
 
 def create_run(run_id: str, policy: RunPolicy, revision: int, secret: str) -> Command[tuple[bool, list[str]]]:
@@ -68,6 +71,17 @@ def delete_portion(run_id: str, *, begin: bool) -> Command[bool]:
 def free(run_id: str) -> Command[None]:
     """Go on freeing what a commit or checkpoint released, in portions that do not hold up the store."""
     return Command(run_id, "free", pack(), nothing, acknowledges=False)
+
+
+def note_client(run_id: str, direction: ops.Direction, client_id: str, why: str) -> Command[ops.NotedClient]:
+    """Note that a client asked for access to the store, and why it relays nevertheless; `why` empty: it does not."""
+    arguments = pack(f"{direction.value} {client_id}", why, RELAYING_KEPT, RELAYING_MS)
+    return Command(run_id, "note_client", arguments, _noted, acknowledges=False)
+
+
+def _noted(_tag: str, fields: Fields) -> ops.NotedClient:
+    changed, secret, now_ms = fields
+    return ops.NotedClient(bool(changed), text(secret), now_ms)
 
 
 def sweep_portion(run_id: str, staging_age_ms: int) -> Command[tuple[int, int]]:

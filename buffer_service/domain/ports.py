@@ -36,6 +36,10 @@ class Topic(StrEnum):
     """Tasks of evaluations ended (readers wait for it)."""
 
 
+class UsersRefused(Exception):
+    """The store lets the service make no users; the message says why."""
+
+
 class Notifications(Protocol):
     """Hints that the state of a run changed."""
 
@@ -110,6 +114,16 @@ class RunStore(Protocol):
 
     async def read_payload(self, key: str, first: int, size: int) -> bytes:
         """Bytes [first, first + size) of a stored body, as far as it goes; empty when it is gone."""
+        ...
+
+    def payload_place(self) -> ops.StorePlace:
+        """Place of the payloads: where the service reaches the store at present."""
+        ...
+
+    async def payload_user(self, run_id: str, direction: ops.Direction, noted: ops.NotedClient) -> ops.StoreUser:
+        """A user of the store for the payloads of a run. Raises UsersRefused where the store lets the service make
+        none.
+        """
         ...
 
     async def waits(self, run_id: str, limit: int) -> Waits:

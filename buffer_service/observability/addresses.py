@@ -27,6 +27,11 @@ class Address:
         return cls(host, int(port))
 
     @property
+    def is_wildcard(self) -> bool:
+        """True for a host that means every address of this machine."""
+        return self.host in {"0.0.0.0", "::", "*"}  # noqa: S104 - compared, not bound
+
+    @property
     def is_loopback(self) -> bool:
         """True when only this machine can reach it."""
         if self.host == "localhost":

@@ -127,7 +127,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     weights_pb2_grpc.add_WeightServiceServicer_to_server(loop.WeightServicer(store, WeightsFeed(store, lines)), server)
     evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, slots), server)
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
-    payloads_pb2_grpc.add_PayloadServiceServicer_to_server(PayloadServicer(store), server)
+    payloads_pb2_grpc.add_PayloadServiceServicer_to_server(PayloadServicer(store, settings), server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -12,15 +12,17 @@ from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from buffer_service.store.calls import Calls
 from buffer_service.store.keys import RUNS, index_key
 from buffer_service.store.transport.connection import StoreConnection
+from buffer_service.store.users import PayloadUsers
 from buffer_wire.errors import LayoutChanged, UnknownRun
 
 
 class Housekeeping:
     """Housekeeping of the store: lists, sweeps and deletes runs."""
 
-    def __init__(self, connection: StoreConnection, calls: Calls) -> None:
+    def __init__(self, connection: StoreConnection, calls: Calls, users: PayloadUsers) -> None:
         self._connection = connection
         self._calls = calls
+        self._users = users
 
     async def list_runs(self) -> Sequence[str]:
         """Ids of all runs that exist, sorted."""
@@ -38,12 +40,14 @@ class Housekeeping:
         """Sweep every run; returns how many things were done."""
         done = 0
         another_layout: LayoutChanged | None = None
-        for run_id in await self._named_runs():
+        named = await self._named_runs()
+        for run_id in named:
             try:
                 done += await self._sweep(run_id)
             except LayoutChanged as refusal:
                 # One run that a service of another version left here is no reason for leases of the others to stay.
                 another_layout = refusal
+        done += await self._users.expire(named)
         if another_layout is not None:
             raise another_layout
         return done
@@ -64,6 +68,7 @@ class Housekeeping:
         deleted = 0
         more = await self._calls.call(runs.delete_portion(run_id, begin=begin))
         self._calls.forget(run_id)
+        await self._users.forget(run_id)
         while more:
             deleted += await self._calls.delete_trash(run_id)
             try:

@@ -39,5 +39,5 @@ def run_of_index_key(key: str) -> str:
 
 
 def new_secret() -> str:
-    """A run's secret, by which the scripts prove its revisions: 128 random bits."""
+    """A run's secret, 128 random bits: proofs of its revisions and passwords of its users are made of it."""
     return secrets.token_hex(16)

@@ -17,6 +17,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from buffer_service.domain.ops import StorePlace
 from buffer_service.store.address import Address, Sentinels
 from buffer_service.store.suitability import fields_of, refuse_eviction
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
@@ -70,6 +71,14 @@ class Primary:
                         f"its Sentinels name no primary that works; the last answer: {error.message}",
                     ) from error
             await asyncio.sleep(FAILOVER_PAUSE_S)
+
+    def place(self) -> StorePlace:
+        """Place of the store as the newest connection found it; without host and path before the Sentinels named it."""
+        address, host, port = self.address, self.address.host, self.address.port
+        if self._sentinel is not None:
+            host, _, number = self._where.rpartition(":")
+            port = int(number or 0)
+        return StorePlace(address.shown, address.path, host, port, address.tls, address.database)
 
     async def watch(self) -> None:
         """End the connections to a former primary once the Sentinels name another one; runs until cancelled."""

@@ -23,6 +23,7 @@ from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.suitability import check_layout, check_suitable, fields_of
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_service.store.transport.meter import CallMeter
+from buffer_service.store.users import PayloadUsers
 from buffer_wire.errors import InvalidField, RunExists, UnknownRun
 from buffer_wire.revision import NO_REVISION, Revision
 
@@ -47,7 +48,8 @@ class RedisRunStore:
         self._recent = recent
         self._calls = Calls(connection)
         self._pushing = Pushing(self._calls, recent)
-        self._housekeeping = Housekeeping(connection, self._calls)
+        self._users = PayloadUsers(connection)
+        self._housekeeping = Housekeeping(connection, self._calls, self._users)
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -157,6 +159,14 @@ class RedisRunStore:
     async def read_payload(self, key: str, first: int, size: int) -> bytes:
         """A part of a stored body."""
         return bytes(await self._connection.fetch_part(key, first, size))
+
+    def payload_place(self) -> ops.StorePlace:
+        """Place of the payloads: where the service reaches the store at present."""
+        return self._connection.primary.place()
+
+    async def payload_user(self, run_id: str, direction: ops.Direction, noted: ops.NotedClient) -> ops.StoreUser:
+        """A user of the store for the payloads of a run."""
+        return await self._users.make(run_id, direction, noted.secret, noted.now_ms)
 
     async def waits(self, run_id: str, limit: int) -> ins.Waits:
         """Waits of the run: who waits on whom."""

@@ -9,7 +9,12 @@ from buffer_service.settings import Settings
 
 TOKENS = {"tokens_file": "tokens.jsonl"}
 TLS = {"tls_cert": "tls.crt", "tls_key": "tls.key"}
-OPEN = [{"listen": "0.0.0.0:1"}, {"admin": "[::]:1"}, {"listen": "buffer.example:1"}]
+OPEN = [
+    {"listen": "0.0.0.0:1"},
+    {"admin": "[::]:1"},
+    {"listen": "buffer.example:1"},
+    {"payload_listen": "10.0.0.1:1"},
+]
 
 
 @pytest.mark.parametrize("address", OPEN, ids=str)
@@ -40,6 +45,13 @@ def test_loopback_needs_nothing(doors: dict[str, Any]) -> None:
         ({"tls_client_ca": "a"}, "tls_client_ca.*tls_cert"),
         ({"admin_client_ca": "a"}, "admin_client_ca.*tls_cert"),
         ({"store": "redis://s", "store_ca": "a"}, "store_ca.*rediss"),
+        ({"store": "redis://s", "payload_listen": "127.0.0.1:1"}, "payload_listen.*embedded"),
+        ({"payload_listen": "127.0.0.1:0"}, "payload_listen.*port"),
+        ({"payload_listen": "0.0.0.0:1", "insecure": True}, "payload_listen.*payload_address"),
+        ({"payload_address": "s:1"}, "payload_address.*payload_listen"),
+        ({"payload_writer": "w:x", "payload_reader": "r:x"}, "payload_writer.*external"),
+        ({"store": "redis://s", "payload_writer": "w:x"}, "set both"),
+        ({"store": "redis://s", "payload_writer": "w:x", "payload_reader": "r"}, "set both"),
     ],
     ids=str,
 )

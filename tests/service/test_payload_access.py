@@ -1,13 +1,19 @@
 """Access to the store for clients that write and read payloads themselves, on a real service."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from redis.exceptions import NoPermissionError
 
 from rollout_buffer.v1 import common_pb2, payloads_pb2
 from tests.service.refusals import refused
-from tests.support.rpc import Rpc, RunRpc, failure
+from tests.support.rpc import Rpc, RunRpc, connect, failure
+from tests.support.service import ServiceProcess, running_service
+from tests.support.store_server import store_server
 
 Ask = Callable[[payloads_pb2.PayloadAccessRequest], payloads_pb2.PayloadAccess]
 
@@ -16,6 +22,12 @@ Ask = Callable[[payloads_pb2.PayloadAccessRequest], payloads_pb2.PayloadAccess]
 def ask(request: pytest.FixtureRequest, rpc: Rpc) -> Ask:
     method: Ask = getattr(rpc.payloads, request.param)
     return method
+
+
+@contextlib.contextmanager
+def closing(rpc: Rpc) -> Iterator[Rpc]:
+    with contextlib.closing(rpc.channel):
+        yield rpc
 
 
 def request_of(run: RunRpc, **fields: Any) -> payloads_pb2.PayloadAccessRequest:
@@ -34,3 +46,57 @@ def test_there_is_no_access_to_a_run_that_does_not_exist(ask: Ask) -> None:
 def test_a_request_out_of_bounds_is_refused_by_the_fields_name(rpc: Rpc, ask: Ask, field: str, value: str) -> None:
     run = rpc.create()
     refused(run, lambda: ask(request_of(run, **{field: value})), "invalid_field", field=field)
+
+
+def test_a_client_of_this_host_gets_in_and_its_trouble_is_kept_until_it_has_none(
+    rpc: Rpc, ask: Ask, service: ServiceProcess
+) -> None:
+    run = rpc.create()
+    access = ask(request_of(run))
+    assert [at.unix_path for at in access.addresses] == [str(service.data_dir / "store" / "store.sock")]
+    assert (access.direct_from_bytes, access.unpushed_ms, access.relayed_because) == (65_536, 600_000, "")
+    assert access.valid_ms > 0
+    client: Any = redis.Redis(
+        unix_socket_path=access.addresses[0].unix_path, username=access.username, password=access.password
+    )
+    with contextlib.closing(client), pytest.raises(NoPermissionError):
+        client.keys()
+    assert not run.get().relaying
+    ask(request_of(run, trouble="connection\nrefused"))
+    (relaying,) = run.get().relaying
+    assert (relaying.client_id, relaying.why) == ("worker-1", "connection refused")
+    assert service.log.read_text().count(run.run_id) == 1
+    ask(request_of(run))
+    assert not run.get().relaying
+
+
+def test_a_service_without_direct_payloads_relays_by_its_own_will(tmp_path: Path) -> None:
+    with running_service(tmp_path, direct_payloads=False) as service, closing(connect(service.address)) as rpc:
+        run = rpc.create()
+        access = rpc.payloads.GetReadAccess(request_of(run, trouble="anything"))
+        assert "--no-direct-payloads" in access.relayed_because
+        assert not access.addresses
+        assert not run.get().relaying
+
+
+def test_the_operators_users_stand_in_where_the_service_may_make_none(tmp_path: Path) -> None:
+    with store_server() as store:
+        client: Any = redis.Redis(unix_socket_path=str(store.socket))
+        with contextlib.closing(client):
+            client.execute_command("ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-acl")
+        limited = store.url.replace("unix://", "unix://limited:pw@")
+        with running_service(tmp_path / "a", store=limited) as service, closing(connect(service.address)) as rpc:
+            run = rpc.create()
+            access = rpc.payloads.GetWriteAccess(request_of(run))
+            assert "RB_PAYLOAD_WRITER" in access.relayed_because
+            assert [client.why for client in run.get().relaying] == [access.relayed_because]
+        named = ("env", "RB_PAYLOAD_WRITER=writer:one", "RB_PAYLOAD_READER=reader:two")
+        service = ServiceProcess(tmp_path / "b", {"store": limited, "rpc_processes": 1}, within=named)
+        service.start()
+        with closing(connect(service.address)) as rpc:
+            access = rpc.payloads.GetWriteAccess(request_of(rpc.create()))
+            assert (access.username, access.password, access.relayed_because) == ("writer", "one", "")
+            access = rpc.payloads.GetReadAccess(request_of(rpc.create()))
+            assert (access.username, access.password) == ("reader", "two")
+        assert service.stop() == 0
+        assert "writer:***" in service.log.read_text()

@@ -51,6 +51,7 @@ VIEW = make_view(
         ),
     ],
     failures=[ops.TaskFailure("t", 5, "no reward", 99)],
+    relaying=[ops.RelayingClient("w", writes=True, why="connection refused", silent_ms=7)],
 )
 
 

@@ -94,6 +94,13 @@ def test_passwords_are_never_shown(url: str, shown: str) -> None:
     assert Settings(store=url).redacted()["store"] == shown
 
 
+def test_passwords_of_named_users_are_never_shown() -> None:
+    settings = Settings(store="redis://s", payload_writer="w:secret", payload_reader="r:sec:ret")
+    shown = settings.redacted()
+    assert (shown["payload_writer"], shown["payload_reader"]) == ("w:***", "r:***")
+    assert "sec" not in repr(settings.for_rpc())
+
+
 def test_addresses_are_written_as_they_are_read() -> None:
     for text in ("127.0.0.1:80", "[::1]:80", "localhost:0"):
         assert str(Address.parse(text)) == text

@@ -139,7 +139,7 @@ class ServiceProcess:
         given = []
         for name, value in flags.items():
             option = f"--{name.replace('_', '-')}"
-            given += [option] if value is True else [option, str(value)]
+            given += [option] if value is True else [f"--no-{option[2:]}"] if value is False else [option, str(value)]
         return given
 
     def _environment(self) -> dict[str, str]:

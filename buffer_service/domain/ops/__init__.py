@@ -7,6 +7,7 @@ milliseconds, versions and sizes integers, rewards milli-rewards. `weights` are 
 from buffer_service.domain.ops.batches import Batch, Pull, Resume, Resumed, ResumeMode, ShardGroup, Short
 from buffer_service.domain.ops.groups import (
     PORTION,
+    UNPUSHED_MS,
     Buffer,
     GroupFacts,
     NewGroup,
@@ -14,6 +15,7 @@ from buffer_service.domain.ops.groups import (
     PushKind,
     PushResult,
 )
+from buffer_service.domain.ops.payloads import Direction, NotedClient, RelayingClient, StorePlace, StoreUser
 from buffer_service.domain.ops.tasks import (
     Extended,
     LeaseAsk,
@@ -46,9 +48,11 @@ from buffer_service.domain.ops.weights import (
 
 __all__ = [
     "PORTION",
+    "UNPUSHED_MS",
     "Amount",
     "Batch",
     "Buffer",
+    "Direction",
     "EngineReport",
     "EngineReported",
     "Extended",
@@ -61,6 +65,7 @@ __all__ = [
     "Leased",
     "NewGroup",
     "NewTask",
+    "NotedClient",
     "PlanCollective",
     "Publish",
     "Published",
@@ -69,6 +74,7 @@ __all__ = [
     "PushResult",
     "Pushed",
     "Record",
+    "RelayingClient",
     "Resume",
     "ResumeMode",
     "Resumed",
@@ -79,6 +85,8 @@ __all__ = [
     "ShardGroup",
     "Short",
     "StoreFacts",
+    "StorePlace",
+    "StoreUser",
     "Submit",
     "Submitted",
     "TaskFailure",

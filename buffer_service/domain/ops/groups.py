@@ -24,6 +24,9 @@ STAGING_AGE_MS = 600_000
 """A payload that was staged, is not indexed and has not been tried for this long belongs to a replica that died, or to
 nobody."""
 
+UNPUSHED_MS = 600_000
+"""Time for which a payload that its client wrote lies in the store before a push has named it."""
+
 REMEMBERED_TASKS = 32_768
 """Names of tasks that a run keeps after their checkpoint, where groups are pushed without leases: 100 bytes each."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from buffer_service.domain.ops.payloads import RelayingClient
 from buffer_service.domain.ops.weights import EngineReport, WeightVersion
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.window import Window, no_staleness
@@ -87,6 +88,8 @@ class RunView:
     totals.STALENESS_COUNTED."""
     reload_counters: Sequence[int] = (0,) * (2 * len(RELOAD_PHASES))
     """Counters of all engines' reloads, as totals.RELOAD_PHASES says."""
+    relaying: Sequence[RelayingClient] = ()
+    """Clients that relay payloads although they asked for access to the store, by id."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Statistics of each environment of an accepted group.
 

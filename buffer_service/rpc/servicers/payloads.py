@@ -4,36 +4,89 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
+import structlog
 
 from buffer_service import commands
-from buffer_service.domain.ports import RunStore
+from buffer_service.domain import ops
+from buffer_service.domain.ops import Direction
+from buffer_service.domain.ports import RunStore, UsersRefused
 from buffer_service.rpc.convert import fields
+from buffer_service.rpc.payload_addresses import Offer, offer
+from buffer_service.rpc_settings import RpcSettings
 from rollout_buffer.v1 import payloads_pb2 as pb
 from rollout_buffer.v1 import payloads_pb2_grpc
+
+log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_CLIENT_CHARS = 128
 MAX_TROUBLE_CHARS = 512
 
+NAMED_USER_MS = 3_600_000
+"""Time after which a client that has a user of the operator's asks again."""
+
 
 @dataclass(frozen=True, slots=True)
 class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
-    """Servicer that lets clients in at the store."""
+    """Servicer that lets clients in at the store, and notes those that relay nevertheless."""
 
     store: RunStore
+    settings: RpcSettings
 
-    async def GetWriteAccess(self, request: pb.PayloadAccessRequest, _: Context) -> pb.PayloadAccess:
+    async def GetWriteAccess(self, request: pb.PayloadAccessRequest, context: Context) -> pb.PayloadAccess:
         """Access with which new payloads can be written."""
-        return await self._access(request)
+        return await self._access(request, context, Direction.WRITE, self.settings.payload_writer)
 
-    async def GetReadAccess(self, request: pb.PayloadAccessRequest, _: Context) -> pb.PayloadAccess:
+    async def GetReadAccess(self, request: pb.PayloadAccessRequest, context: Context) -> pb.PayloadAccess:
         """Access with which payloads can be read."""
-        return await self._access(request)
+        return await self._access(request, context, Direction.READ, self.settings.payload_reader)
 
-    async def _access(self, request: pb.PayloadAccessRequest) -> pb.PayloadAccess:
+    async def _access(
+        self, request: pb.PayloadAccessRequest, context: Context, direction: Direction, named: str
+    ) -> pb.PayloadAccess:
         run_id, _ = fields.run_ref(request.run)
-        fields.line(request.client_id, "client_id", 1, MAX_CLIENT_CHARS)
-        fields.text(request.trouble, "trouble", 0, MAX_TROUBLE_CHARS)
-        await self.store.call(commands.view(run_id))
-        return pb.PayloadAccess(relayed_because="this service lets no client in at its store")
+        client_id = fields.line(request.client_id, "client_id", 1, MAX_CLIENT_CHARS)
+        trouble = " ".join(fields.text(request.trouble, "trouble", 0, MAX_TROUBLE_CHARS).split())
+        if self.settings.direct_payloads is False:
+            # Nobody relays against anybody's will.
+            await self.store.call(commands.note_client(run_id, direction, client_id, ""))
+            return pb.PayloadAccess(relayed_because="the service was started with --no-direct-payloads")
+        place = self.store.payload_place()
+        offered = offer(self.settings, place, context.peer())
+        noted = await self._note(run_id, direction, client_id, trouble or offered.why)
+        if not offered.addresses:
+            return pb.PayloadAccess(relayed_because=offered.why)
+        try:
+            user = _named(named) or await self.store.payload_user(run_id, direction, noted)
+        except UsersRefused as refusal:
+            why = f"{refusal}; name users with RB_PAYLOAD_WRITER and RB_PAYLOAD_READER"
+            await self._note(run_id, direction, client_id, why)
+            return pb.PayloadAccess(relayed_because=why)
+        return self._granted(offered, user, place)
+
+    async def _note(self, run_id: str, direction: Direction, client_id: str, why: str) -> ops.NotedClient:
+        noted = await self.store.call(commands.note_client(run_id, direction, client_id, why))
+        if noted.changed:
+            say = log.warning if why else log.info
+            says = "a client's payloads are relayed" if why else "a client's payloads go directly again"
+            say(says, run=run_id, client=client_id, direction=direction.value, why=why)
+        return noted
+
+    def _granted(self, offered: Offer, user: ops.StoreUser, place: ops.StorePlace) -> pb.PayloadAccess:
+        return pb.PayloadAccess(
+            addresses=offered.addresses,
+            username=user.name,
+            password=user.password,
+            database=place.database,
+            authorities_pem=offered.authorities_pem,
+            direct_from_bytes=self.settings.direct_from_bytes,
+            unpushed_ms=ops.UNPUSHED_MS,
+            valid_ms=user.valid_ms,
+        )
+
+
+def _named(user: str) -> ops.StoreUser | None:
+    """The user that the operator has named, if there is one."""
+    name, _, password = user.partition(":")
+    return ops.StoreUser(name, password, NAMED_USER_MS) if user else None

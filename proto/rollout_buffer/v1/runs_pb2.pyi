@@ -868,6 +868,7 @@ class Run(google.protobuf.message.Message):
     ENVIRONMENTS_FIELD_NUMBER: builtins.int
     ESTIMATE_FIELD_NUMBER: builtins.int
     PUBLISHED_STEPS_FIELD_NUMBER: builtins.int
+    RELAYING_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -928,6 +929,12 @@ class Run(google.protobuf.message.Message):
     def estimate(self) -> Global___RunEstimate:
         """Its staleness: predicted, measured, explained. Computed when it is asked for."""
 
+    @property
+    def relaying(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RelayingClient]:
+        """Clients whose payloads the service relays although they asked for access to the store, in order of client_id: those
+        that asked last, at most 64, of the last hour.
+        """
+
     def __init__(
         self,
         *,
@@ -951,12 +958,43 @@ class Run(google.protobuf.message.Message):
         environments: collections.abc.Iterable[Global___EnvironmentLedger] | None = ...,
         estimate: Global___RunEstimate | None = ...,
         published_steps: builtins.int | None = ...,
+        relaying: collections.abc.Iterable[Global___RelayingClient] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_published_steps", b"_published_steps"]) -> typing.Literal["published_steps"] | None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
+
+@typing.final
+class RelayingClient(google.protobuf.message.Message):
+    """Client whose payloads the service relays although it asked for access to the store."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: builtins.int
+    WRITES_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    SILENT_MS_FIELD_NUMBER: builtins.int
+    client_id: builtins.str
+    """The client, as it calls itself."""
+    writes: builtins.bool
+    """True for a client that writes payloads, false for one that reads them."""
+    why: builtins.str
+    """Reason, by the client's word or the service's."""
+    silent_ms: builtins.int
+    """Time since the client asked last."""
+    def __init__(
+        self,
+        *,
+        client_id: builtins.str = ...,
+        writes: builtins.bool = ...,
+        why: builtins.str = ...,
+        silent_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client_id", b"client_id", "silent_ms", b"silent_ms", "why", b"why", "writes", b"writes"]) -> None: ...
+
+Global___RelayingClient: typing_extensions.TypeAlias = RelayingClient
 
 @typing.final
 class RunEstimate(google.protobuf.message.Message):

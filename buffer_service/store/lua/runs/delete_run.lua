@@ -149,7 +149,7 @@ local names = {
   'workers_heard', 'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'permits', 'permit_line', 'ended',
   'failures',
   'remembered', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_manifests',
-  'test_now', 'deleting',
+  'relaying', 'test_now', 'deleting',
 }
 for _, name in ipairs(subqueues) do
   names[#names + 1] = 'q:' .. name
