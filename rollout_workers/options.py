@@ -235,10 +235,3 @@ class WorkerOptions:
         if self.launch is not None:
             return "launch"
         return "router" if self.router else "url"
-
-    @property
-    def engine_count(self) -> int:
-        """Engines that this worker drives."""
-        if self.launch is not None:
-            return self.launch.engines
-        return self.simulated.engines if self.simulated is not None else len(self.engine_urls)

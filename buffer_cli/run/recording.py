@@ -102,7 +102,7 @@ class Recording:
         self._created_ms = created_ms
 
     def append(self, records: Sequence[runs_pb2.Record]) -> None:
-        """Write a portion: in the folder for good when this returns."""
+        """Write the next events of the recording; they are in the folder for good when this returns. Raises OSError."""
         if not records:
             return
         accepted = [_group_row(record) for record in records if record.WhichOneof("event") == "accepted"]

@@ -76,7 +76,7 @@ class EvaluationView:
 
     @property
     def done(self) -> bool:
-        """True when all have ended."""
+        """True when all tasks have ended, with a result or failed."""
         return self.ended == self.tasks
 
 

@@ -33,7 +33,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """True when only this machine can reach it."""
+        """True for localhost and loopback numbers, which only this machine reaches; no name is looked up."""
         if self.host == "localhost":
             return True
         try:

@@ -110,7 +110,7 @@ class Slots:
             heapq.heappush(self._ends, (now + group.pending.pop(), self._tickets, group))
 
     def load(self, version: int, wall: float) -> None:
-        """Engines pause at that wall time, and go on with this version."""
+        """Have the engines pause at wall time `wall`, in seconds, and decode with `version` from then on."""
         slot = max(self.now, wall - self._lag)
         self._pass(slot)
         self._version_base += slot * (version - self.version)

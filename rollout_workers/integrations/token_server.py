@@ -90,7 +90,7 @@ class Conversation:
 
 
 def _check(sampling: dict[str, Any]) -> None:
-    """Raise ValueError for what would change the tokens and is not done."""
+    """Raise ValueError for parameters that would change the tokens and are not supported, `n` above 1 among them."""
     known = _OF_A_TURN | _OF_THE_TASK | _OF_THE_ANSWER
     asked = sorted(name for name, value in sampling.items() if name not in known and value)
     if sampling.get("n") not in (None, 1):

@@ -26,9 +26,7 @@ class Link(enum.Enum):
 
 
 class Weights(enum.Enum):
-    """Origin of the engine's weights, and whether this worker has seen it at a published version since it was
-    connected.
-    """
+    """Weights of the engine: where they came from, and whether they are known to be a published version."""
 
     OWN = enum.auto()
     """Weights it started with; no published version is known to be these."""

@@ -161,7 +161,7 @@ class Dispatcher:
             await asyncio.sleep(_AFTER_HELD_ANSWER_S if wait in _HELD else _AFTER_QUICK_ANSWER_S)
 
     async def _is_fit(self) -> bool:
-        """False when new work would not be begun: the engine was lost, or others' requests wait in it."""
+        """Wait until no requests of others wait in the engine; False once it takes no work, or the dispatcher stops."""
         slot, waits = self._slot, _CROWDED.delays()
         while slot.leasable and not self._stopping:
             self._wants = True

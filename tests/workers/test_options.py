@@ -10,10 +10,11 @@ from rollout_workers.options import WorkerOptions, default_worker_id
 NEEDED: dict[str, Any] = {"address": "127.0.0.1:50051", "run_id": "r", "reward": "m:f"}
 
 
-def test_every_source_of_engines_knows_its_count() -> None:
-    assert WorkerOptions(**NEEDED, engine_urls=("http://a:1", "http://b:1")).engine_count == 2
-    assert WorkerOptions(**NEEDED, launch=LaunchOptions(Path("m"), engines=3)).engine_count == 3
-    assert WorkerOptions(**NEEDED, simulated=SimulatedOptions(engines=4)).engine_count == 4
+def test_every_source_of_engines_is_told_by_its_name() -> None:
+    assert WorkerOptions(**NEEDED, engine_urls=("http://a:1", "http://b:1")).source == "url"
+    assert WorkerOptions(**NEEDED, router="http://r:1").source == "router"
+    assert WorkerOptions(**NEEDED, launch=LaunchOptions(Path("m"), engines=3)).source == "launch"
+    assert WorkerOptions(**NEEDED, simulated=SimulatedOptions(engines=4)).source == "simulate"
 
 
 @pytest.mark.parametrize("sources", [{}, {"simulated": SimulatedOptions(), "engine_urls": ("http://a:1",)}])

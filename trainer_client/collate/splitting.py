@@ -89,9 +89,10 @@ def micro_batches(  # noqa: PLR0913 - options of the layouts
 
 
 def packed_parts(lengths: Sequence[int], max_tokens: int, multiple_of: int = 1) -> Parts:
-    """Cut samples into parts whose lengths, summed and rounded up, do not exceed `max_tokens`.
+    """Cut samples into few parts of balanced lengths; returns each part's indices.
 
-    Returns their indices.
+    The lengths of a part, summed and rounded up to `multiple_of`, do not exceed `max_tokens`, unless one sample alone
+    does: the caller refuses such a sample.
     """
 
     def first_fit(bound: int) -> Parts:

@@ -297,7 +297,7 @@ class CollectivePublisher:
     def _group_of(
         self, publication: Publication, run: RunState, engines: tuple[Engine, ...]
     ) -> tuple[TrainerGroup, bool]:
-        """Return the group of these engines, and True when it exists already with all of them in it."""
+        """Return the group of these engines, and True when all of them are in it already; else one is made anew."""
         if self._group is not None and self._is_group_of(engines):
             return self._group, True
         self._leave()

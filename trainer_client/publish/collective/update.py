@@ -167,7 +167,7 @@ class Update:
             self._until_sent(sending.popleft(), watch)
 
     def _until_sent(self, call: Future[None], watch: Watch) -> None:
-        """Wait for a call that ends by its own limit, and watch the members meanwhile."""
+        """Wait until a send has ended, which has a limit of its own. Raises AttemptFailed once a member has failed."""
         deadline = Deadline.after(self._timeout_s + self._slack_s)
         while True:
             try:
