@@ -13,6 +13,13 @@ def test_a_checksum_is_the_same_of_a_payload_whole_and_in_pieces() -> None:
     assert keys.payload_checksum() == keys.payload_checksum(b"")
 
 
+def test_checksums_are_those_that_clients_in_other_languages_compute() -> None:
+    # The first is the known answer of XXH3-64 for no bytes at all.
+    assert keys.payload_checksum(b"") == 0x2D06800538D394C2
+    assert keys.payload_checksum(b"payload") == 0x32FE61F05B2D8D7B
+    assert keys.group_checksum(b"header", 0x32FE61F05B2D8D7B) == 0x8D6BB4ADD0687B7B
+
+
 def test_what_is_asked_for_at_once_stays_below_its_limit() -> None:
     named = [keys.payload_key("r", keys.new_nonce(), 0, size) for size in (1 << 20, 3 << 20, 1, 5 << 20, 2, 3)]
     assert keys.portions(named) == [named[:2], named[2:3], named[3:4], named[4:]]
