@@ -261,6 +261,7 @@ async def test_engine_that_is_given_up_ends_its_calls_with_what_had_arrived() ->
         ([(choice([1, 2], finish="length"), None), (None, 3)], "2 tokens, and 3 by its own count"),
         ([(choice([1, 2], finish="length", logprobs=None), None)], "0 log-probabilities for 2 tokens"),
         ([(choice([1, 2], finish="repetition"), None)], "finish reason 'repetition'"),
+        ([(choice([1, 2], finish="length"), 2)], "cut off after 2 of 6 tokens"),
         ([(choice([1, 2]), None)], "finish reason None"),
         ([(choice([1, 2], logprob=float("-inf"), finish="stop"), None)], "not finite"),
         ([({"index": 0}, None)], "KeyError"),

@@ -127,4 +127,6 @@ class Answer:
             return f"{len(self._logprobs)} log-probabilities for {len(self._ids)} tokens"
         if self._counted is not None and self._counted != len(self._ids):
             return f"{len(self._ids)} tokens, and {self._counted} by its own count"
+        if self._finish == "length" and len(self._ids) < (most := self.request.max_new_tokens):
+            return f"cut off after {len(self._ids)} of {most} tokens: its generation config has a max_new_tokens"
         return ""
