@@ -55,14 +55,14 @@ local function list_pending()
     end
     last = nil
   end
-  local names, places = {}, Picking.environment_places()
+  local names, indexes = {}, Picking.environment_indexes()
   for name in pairs(Pending.names(ctx)) do
-    if (is_filtered == 0 or name == environment) and (not last or places[name] >= (places[last] or 0)) then
+    if (is_filtered == 0 or name == environment) and (not last or indexes[name] >= (indexes[last] or 0)) then
       names[#names + 1] = name
     end
   end
   table.sort(names, function(one, two)
-    return places[one] < places[two]
+    return indexes[one] < indexes[two]
   end)
   for _, name in ipairs(names) do
     if name ~= last then

@@ -51,13 +51,13 @@ function Picking.shares_on(ctx)
   return false
 end
 
--- Places of the run's environments in the order of their bytes (Lua's own order follows the server's locale).
-function Picking.environment_places()
-  local places = {}
-  for place, environment in ipairs(call('ZRANGE', key('environments'), 0, -1)) do
-    places[environment] = place
+-- Index of each of the run's environments in the order of their bytes (Lua's own order follows the server's locale).
+function Picking.environment_indexes()
+  local indexes = {}
+  for index, environment in ipairs(call('ZRANGE', key('environments'), 0, -1)) do
+    indexes[environment] = index
   end
-  return places
+  return indexes
 end
 
 function Picking.source_before(a, b)
@@ -135,7 +135,7 @@ end
 -- The lanes that sources with a share above 0 are in, one for each environment that has anything, and the sources that
 -- are in none.
 function Picking.lanes_of(ctx, sources, virtual, passes)
-  local lanes, rest, by_environment, places = {}, {}, {}, Picking.environment_places()
+  local lanes, rest, by_environment, indexes = {}, {}, {}, Picking.environment_indexes()
   for _, source in ipairs(sources) do
     local environment = source.environment
     local lane, share = by_environment[environment], Picking.share_of(ctx, environment)
@@ -146,7 +146,7 @@ function Picking.lanes_of(ctx, sources, virtual, passes)
       lane.sources[#lane.sources + 1], lane.size = source, lane.size + size
     elseif size > 0 then
       lane = {
-        environment = environment, place = places[environment], stride = floor(Picking.STRIDE / share),
+        environment = environment, index = indexes[environment], stride = floor(Picking.STRIDE / share),
         sources = {source},
         -- Its pass before its turns, and how many it has and may have of those.
         pass = math.max(passes[environment] or 0, virtual), turns = 0, size = size,
@@ -157,12 +157,12 @@ function Picking.lanes_of(ctx, sources, virtual, passes)
   return lanes, rest
 end
 
--- Up to `count` turns of lanes, as a list of lanes. A lane's pass and place are one number here: passes are at most
--- STRIDE ahead of `virtual`, a turn adds no more than that, and a run has fewer than `places` environments.
+-- Up to `count` turns of lanes, as a list of lanes. A lane's pass and index are one number here: passes are at most
+-- STRIDE ahead of `virtual`, a turn adds no more than that, and a run has fewer than `most` environments.
 function Picking.take_turns(lanes, virtual, count)
-  local heap, lane_at, turns, places, never = {}, {}, {}, 512, math.huge
-  for index, lane in ipairs(lanes) do
-    heap[index], lane_at[lane.place] = (lane.pass - virtual) * places + lane.place, lane
+  local heap, lane_at, turns, most, never = {}, {}, {}, 512, math.huge
+  for at, lane in ipairs(lanes) do
+    heap[at], lane_at[lane.index] = (lane.pass - virtual) * most + lane.index, lane
   end
   table.sort(heap)
   for index = 1, #lanes > 0 and count or 0 do
@@ -170,10 +170,10 @@ function Picking.take_turns(lanes, virtual, count)
     if first == never then
       break
     end
-    local lane = lane_at[first % places]
+    local lane = lane_at[first % most]
     local taken = lane.turns + 1
     turns[index], lane.turns = lane, taken
-    Heap.replace_first(heap, #lanes, taken < lane.size and first + lane.stride * places or never)
+    Heap.replace_first(heap, #lanes, taken < lane.size and first + lane.stride * most or never)
   end
   return turns
 end
