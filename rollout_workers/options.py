@@ -161,10 +161,7 @@ class WorkerOptions:
     """Interval of the progress lines; 0 turns them off."""
 
     bundle_bytes: int = 4 << 20
-    """Size in bytes at which a push bundle is sent."""
-
-    bundle_wait_s: float = 0.02
-    """Time that its first group waits after which a push bundle is sent, whatever its size."""
+    """Largest size in bytes of a push bundle of several groups; a group above it goes alone."""
 
     def __post_init__(self) -> None:
         check_address(self.address)
@@ -185,7 +182,6 @@ class WorkerOptions:
         check("lease_wait_s", self.lease_wait_s, lambda s: 0 <= s <= 60, "0 to 60 seconds")
         check("progress_every_s", self.progress_every_s, lambda s: 0 <= s <= 86_400, "0 to 86,400 seconds")
         check("bundle_bytes", self.bundle_bytes, lambda n: 1 <= n <= 32 << 20, "1 to 33,554,432 bytes")
-        check("bundle_wait_s", self.bundle_wait_s, lambda s: 0 <= s <= 10, "0 to 10 seconds")
         for name in (
             "reward_timeout_s",
             "reload_timeout_s",

@@ -171,7 +171,7 @@ class Worker:
             if options.reward_processes
             else None,
         )
-        pusher = Pusher(service, self.counters, bundle_bytes=options.bundle_bytes, bundle_wait_s=options.bundle_wait_s)
+        pusher = Pusher(service, self.counters, bundle_bytes=options.bundle_bytes)
         tools = Tools(
             options.worker_id,
             prompts,
@@ -183,9 +183,7 @@ class Worker:
             self._rollout,
         )
         # Results have a stream of their own: a full queue, at which training groups wait, must not stop them.
-        results = Pusher(
-            service, self.evaluated, bundle_bytes=options.bundle_bytes, bundle_wait_s=options.bundle_wait_s
-        )
+        results = Pusher(service, self.evaluated, bundle_bytes=options.bundle_bytes)
         evaluating = replace(tools, pusher=results, counters=self.evaluated)
         watcher = WeightWatcher(service)
         parts: list[Coroutine[Any, Any, None]] = [watcher.run(), pusher.run(), results.run()]

@@ -99,8 +99,7 @@ def worker(
     engine_timeout_s: Annotated[float | None, _times(help="Give up when no engine is ready for so long.")] = None,
     service_timeout_s: Annotated[float | None, _times(help="Give up when the service is away so long.")] = None,
     progress_every_s: Annotated[float | None, _times(help="Between progress lines; 0 for none.")] = None,
-    bundle_bytes: Annotated[int | None, typer.Option(help="Bytes that make a push bundle.")] = None,
-    bundle_wait_s: Annotated[float | None, _times(help="Wait for a bundle to fill.")] = None,
+    bundle_bytes: Annotated[int | None, typer.Option(help="Largest push bundle of several groups, in bytes.")] = None,
 ) -> None:
     """Generate rollouts: lease tasks, drive engines, score, push, and reload weights in flight (weight sync).
 

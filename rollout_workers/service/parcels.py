@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from buffer_wire.codec import Buffer
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import groups_pb2
 
@@ -25,7 +26,11 @@ class Parcel:
     header: groups_pb2.GroupHeader
     payload: bytes
     size_bytes: int
-    result: asyncio.Future[PushResult]
+    """Bytes that it takes in the window."""
+    answer: asyncio.Future[PushResult | None]
+    """Answer to the present try; None: it is to be tried again. Done while it is in line: it was withdrawn."""
+    pieces: list[Buffer]
+    """The serialized Group, as it is sent."""
     rejections: int = 0
     answered: bool = True
     """True while each try so far had an answer: none can have been accepted unseen."""

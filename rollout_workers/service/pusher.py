@@ -4,7 +4,8 @@ Invariants: a group leaves only with a final answer (queued, duplicate, closed, 
 `withdraw`; after any failure of the stream everything unanswered is sent again, for pushes are idempotent; a push
 without a lease carries the run's revision from before its first try, so that a repeat of it is never trained twice;
 what waits and what is under way stays within `window_bytes` and `window_groups`. So a full queue at the service stops
-the engines instead of filling this process's memory.
+the engines instead of filling this process's memory. No timer: a group leaves at once while fewer than
+BUNDLES_UNDER_WAY bundles are unanswered. What comes meanwhile makes the next bundle.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from collections import deque
 import grpc
 import structlog
 
-from buffer_wire.codec import join_group, join_push
+from buffer_wire.codec import Buffer, group_head, join_group, join_push
 from buffer_wire.connection.retry import Backoff
 from buffer_wire.connection.stream_end import StreamEnd
 from buffer_wire.errors import AccessRefused, RolloutBufferError
@@ -26,7 +27,11 @@ from rollout_workers.counters import Counters
 from rollout_workers.service.client import BACKOFF, PushStream, ServiceClient, on_whom, worth_waiting
 from rollout_workers.service.parcels import Outbox, Parcel, PushResult
 
+BUNDLES_UNDER_WAY = 2
+"""Unanswered bundles beside which only full ones are sent: the service decides one while it receives the other."""
+
 _REJECTED = Backoff(first_s=0.2, ceiling_s=5.0)
+_OUTCOMES = {number: name.removeprefix("PUSH_OUTCOME_").lower() for name, number in groups_pb2.PushOutcome.items()}
 _log = structlog.get_logger()
 
 
@@ -39,21 +44,22 @@ class Pusher:
         counters: Counters,
         *,
         bundle_bytes: int = 4 << 20,
-        bundle_wait_s: float = 0.02,
         window_bytes: int = 256 << 20,
         window_groups: int = 1_024,
     ) -> None:
         self._service = service
         self._counters = counters
         self._bundle_bytes = bundle_bytes
-        self._bundle_wait_s = bundle_wait_s
         self._window_bytes = window_bytes
         self._window_groups = window_groups
         self._waiting = Outbox()
         self._sent: deque[tuple[int, list[Parcel]]] = deque()
         self._open: set[Parcel] = set()
         self._open_bytes = 0
-        self._changes = Changes()
+        self._room = Changes()
+        """Changes of what the window holds."""
+        self._sendable = asyncio.Event()
+        """Set when something may be sent: one wake-up for all that came since the sender looked."""
         self._known_revision = 0
         """Revision of the run as of the beginning of the stream, where groups have no leases."""
         self._one_by_one = False
@@ -69,29 +75,32 @@ class Pusher:
 
     async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
         """Send a group; returns the final answer. Waits for room in the window. Cancelling withdraws the group."""
-        size = header.ByteSize() + len(payload) + 32
+        serialized = header.SerializeToString()
+        size = len(serialized) + len(payload) + 32
         if size > MAX_MESSAGE_BYTES:
             error = RolloutBufferError(f"the group takes {size} bytes, a message at most {MAX_MESSAGE_BYTES}")
             return self._settled("refused", error)
-        await self._changes.until(lambda: self._has_room(size))
-        parcel = Parcel(header, payload, size, asyncio.get_running_loop().create_future())
+        if not self._has_room(size):
+            await self._room.until(lambda: self._has_room(size))
+        pieces: list[Buffer] = [group_head(serialized, len(payload)), payload]
+        parcel = Parcel(header, payload, size, asyncio.get_running_loop().create_future(), pieces)
         self._open.add(parcel)
         self._open_bytes += size
-        self._waiting.join(parcel)
-        self._changes.notify()
         try:
-            return await parcel.result
+            self._join(parcel)
+            while (result := await parcel.answer) is None:
+                await self._again_later(parcel)
+            return result
         finally:
-            self._open.discard(parcel)
-            self._open_bytes -= size
-            self._changes.notify()
+            if self._close(parcel):
+                self._room.notify()
 
     async def run(self) -> None:
         """Keep the stream up until cancelled. Raises RolloutBufferError when the service is gone for too long."""
         delays, trouble_since = BACKOFF.delays(), float("inf")
         log = self._service.wait_log("push groups")
         while True:
-            await self._changes.until(lambda: len(self._waiting) > 0)
+            await self._until_sendable()
             answered = sum(self._counters.pushed.values())
             token = self._service.tokens.current
             error = await self._stream()
@@ -139,33 +148,43 @@ class Pusher:
     async def _send(self, stream: PushStream) -> None:
         sequence = 0
         while True:
-            await self._changes.until(self._may_send)
-            if not self._one_by_one and self._waiting.size_bytes < self._bundle_bytes:
-                await self._changes.until(self._is_bundle, timeout_s=self._bundle_wait_s)
+            await self._until_sendable()
             parcels = self._next_bundle()
             if not parcels:
                 continue
             sequence += 1
             for parcel in parcels:
-                self._stamp(parcel.header)
+                self._stamp(parcel)
             self._sent.append((sequence, parcels))
-            message = join_push(
-                self._service.ref(), sequence, [join_group(parcel.header, parcel.payload) for parcel in parcels]
-            )
+            message = join_push(self._service.ref(), sequence, [parcel.pieces for parcel in parcels])
             try:
                 await stream.write(message)
             except (grpc.RpcError, asyncio.InvalidStateError):
                 return  # The reader learns why.
 
-    def _stamp(self, header: groups_pb2.GroupHeader) -> None:
+    def _stamp(self, parcel: Parcel) -> None:
+        header = parcel.header
         if not header.lease_id and not header.first_revision:
             header.first_revision = max(self._known_revision, self._service.ref().seen_revision)
+            parcel.pieces = join_group(header, parcel.payload)
+
+    def _join(self, parcel: Parcel) -> None:
+        self._waiting.join(parcel)
+        if self._may_send():
+            self._sendable.set()
+
+    async def _until_sendable(self) -> None:
+        while not self._may_send():
+            self._sendable.clear()
+            await self._sendable.wait()
 
     def _may_send(self) -> bool:
-        return len(self._waiting) > 0 and not (self._one_by_one and self._sent)
-
-    def _is_bundle(self) -> bool:
-        return self._waiting.size_bytes >= self._bundle_bytes
+        if not len(self._waiting):
+            return False
+        if self._one_by_one:
+            return not self._sent
+        # A full bundle gains nothing by waiting.
+        return len(self._sent) < BUNDLES_UNDER_WAY or self._waiting.size_bytes >= self._bundle_bytes
 
     def _next_bundle(self) -> list[Parcel]:
         parcels: list[Parcel] = []
@@ -176,7 +195,7 @@ class Pusher:
             if parcels and size + parcel.size_bytes > self._bundle_bytes:
                 break
             self._waiting.take()
-            if parcel.result.done():
+            if parcel.answer.done():
                 continue
             parcels.append(parcel)
             size += parcel.size_bytes
@@ -194,37 +213,50 @@ class Pusher:
                 self._one_by_one = False
             else:
                 self._waiting.return_to_head(parcels)
-        self._changes.notify()
+        self._room.notify()
+        if self._may_send():
+            self._sendable.set()
 
     def _answer(self, parcel: Parcel, ack: groups_pb2.PushAck) -> None:
-        name = groups_pb2.PushOutcome.Name(ack.outcome).removeprefix("PUSH_OUTCOME_").lower()
+        name = _OUTCOMES.get(ack.outcome, str(ack.outcome))
         if ack.outcome == groups_pb2.PUSH_OUTCOME_REJECTED_FULL:
             self._counters.pushed[name] += 1
-            self._again_later(parcel)
+            self._try_again(parcel)
             return
         error = from_detail(ack.error) if ack.HasField("error") else None
         if error is not None and error.attributes.get("field") == "first_revision" and parcel.answered:
             # It was known for sure that this group was not accepted, and is again: as of the present revision.
             parcel.header.first_revision = 0
-            self._again_later(parcel)
+            self._try_again(parcel)
             return
         self._settle(parcel, name, error)
 
-    def _again_later(self, parcel: Parcel) -> None:
+    def _try_again(self, parcel: Parcel) -> None:
+        if not parcel.answer.done():
+            parcel.answer.set_result(None)
+
+    async def _again_later(self, parcel: Parcel) -> None:
+        """Put a parcel whose try was answered in line again, after a while."""
         delays = _REJECTED.delays()
         for _ in range(min(parcel.rejections, 8)):
             next(delays)
         parcel.rejections += 1
-        asyncio.get_running_loop().call_later(next(delays), self._again, parcel)
-
-    def _again(self, parcel: Parcel) -> None:
-        if not parcel.result.done():
-            self._waiting.join(parcel)
-            self._changes.notify()
+        await asyncio.sleep(next(delays))
+        parcel.answer = asyncio.get_running_loop().create_future()
+        self._join(parcel)
 
     def _settle(self, parcel: Parcel, outcome: str, error: RolloutBufferError | None) -> None:
-        if not parcel.result.done():
-            parcel.result.set_result(self._settled(outcome, error))
+        if not parcel.answer.done():
+            self._close(parcel)
+            parcel.answer.set_result(self._settled(outcome, error))
+
+    def _close(self, parcel: Parcel) -> bool:
+        """Take a parcel out of the window; False when it was out already."""
+        if parcel not in self._open:
+            return False
+        self._open.remove(parcel)
+        self._open_bytes -= parcel.size_bytes
+        return True
 
     def _settled(self, outcome: str, error: RolloutBufferError | None) -> PushResult:
         self._counters.pushed[outcome] += 1
@@ -245,6 +277,7 @@ class Pusher:
         if self._one_by_one and len(self._waiting):
             culprit = self._waiting.take()
             self._settle(culprit, "refused", error)
+            self._room.notify()
             _log.error("group refused", task=culprit.header.task_id, error=str(error))
         self._one_by_one = True
 

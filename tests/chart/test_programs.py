@@ -114,7 +114,6 @@ def test_options_of_values_reach_the_worker() -> None:
     options = _options_of(pod.container("worker"))
 
     assert options.bundle_bytes == 8_388_608
-    assert options.bundle_wait_s == 0.05
     assert options.simulated is not None
     assert (options.simulated.engines, options.simulated.tokens_per_s, options.simulated.seed) == (64, 90.5, 7)
 

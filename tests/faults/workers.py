@@ -68,7 +68,7 @@ class Worker:
             self.lives += 1
             instance = f"{self.name}-{self.lives}"
             service = TellingClient(self.target(), self.run_id, instance, self.name, self.history)
-            pusher = Pusher(service, Counters(), bundle_wait_s=0.01)
+            pusher = Pusher(service, Counters())
             pushing = asyncio.create_task(pusher.run())
             living = asyncio.create_task(_Life(self, service, pusher, instance).run())
             try:

@@ -58,7 +58,7 @@ async def pushing(fake: FakeService, access: Access | None = None, **options: An
 
 
 async def test_small_groups_travel_together_and_each_is_answered(fake: FakeService) -> None:
-    async with pushing(fake, bundle_wait_s=0.05) as p:
+    async with pushing(fake) as p:
         assert await p.push_all(*(f"t{i}" for i in range(50))) == ["queued"] * 50
     assert sum(fake.bundles) == 50
     assert len(fake.bundles) <= 2
@@ -177,14 +177,14 @@ async def test_paused_run_is_waited_out(fake: FakeService) -> None:
 
 async def test_no_group_is_given_up_for_a_stream_that_ends_while_it_is_written_to(fake: FakeService) -> None:
     fake.refuse_pushes.extend([RunPaused("r", "store_rolled_back")] * 6)
-    async with pushing(fake, bundle_bytes=1, bundle_wait_s=0) as p:
+    async with pushing(fake, bundle_bytes=1) as p:
         assert await p.push_all(*(f"t{i}" for i in range(500))) == ["queued"] * 500
     assert p.counters.last_error == ""
 
 
 async def test_group_that_the_service_cannot_take_is_singled_out(fake: FakeService) -> None:
     fake.refuse_task_ids.add("bad")
-    async with pushing(fake, bundle_wait_s=0.05) as p:
+    async with pushing(fake) as p:
         outcomes = dict(zip(("t1", "t2", "bad", "t3"), await p.push_all("t1", "t2", "bad", "t3"), strict=True))
         assert outcomes == {"t1": "queued", "t2": "queued", "bad": "refused", "t3": "queued"}
         assert await p.push_all("t4", "t5") == ["queued", "queued"]
