@@ -3,12 +3,13 @@
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from buffer_wire.codec import Buffer
 from buffer_wire.payloads import keys
 
 
 def test_a_checksum_is_the_same_of_a_payload_whole_and_in_pieces() -> None:
     payload = bytes(range(256)) * 400
-    pieces = [payload[:1], b"", memoryview(payload)[1:70_000], payload[70_000:]]
+    pieces: list[Buffer] = [payload[:1], b"", memoryview(payload)[1:70_000], payload[70_000:]]
     assert keys.payload_checksum(*pieces) == keys.payload_checksum(payload) == xxh3_64_intdigest(payload)
     assert keys.payload_checksum() == keys.payload_checksum(b"")
 
