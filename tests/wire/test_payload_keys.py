@@ -1,10 +1,14 @@
 """Keys of payloads: what they say, whose they are, and how many are asked for at once."""
 
+from typing import TYPE_CHECKING
+
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from buffer_wire.codec import Buffer
 from buffer_wire.payloads import keys
+
+if TYPE_CHECKING:
+    from buffer_wire.codec import Buffer
 
 
 def test_a_checksum_is_the_same_of_a_payload_whole_and_in_pieces() -> None:
