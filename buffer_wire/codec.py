@@ -8,7 +8,7 @@ Unknown fields are skipped. Of a repeated singular field the last one counts, as
 messages are not merged. Groups, which others parse again, are taken only as what they are to any protobuf.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -163,6 +163,12 @@ def group_head(header: Buffer, payload_bytes: int) -> bytes:
     return b"".join((_len_field(1, len(header)), header, _len_field(2, payload_bytes)))
 
 
+def stored_group(header: Buffer, stored: groups_pb2.StoredPayload) -> bytes:
+    """A Group, as it is pushed, of a serialized header and a payload that lies in the store."""
+    place = stored.SerializeToString()
+    return b"".join((_len_field(1, len(header)), header, _len_field(3, len(place)), place))
+
+
 @dataclass(frozen=True, slots=True)
 class PushBundle:
     """A PushGroupsRequest taken apart. `groups` are serialized Group messages, views into the request."""
@@ -196,7 +202,7 @@ def split_push_one(message: Buffer) -> PushBundle:
     return PushBundle(run, 0, groups)
 
 
-def join_push(run: common_pb2.RunRef, sequence: int, groups: Iterable[list[Buffer]]) -> bytes:
+def join_push(run: common_pb2.RunRef, sequence: int, groups: Iterable[Sequence[Buffer]]) -> bytes:
     """A serialized PushGroupsRequest of groups given as pieces (`join_group`). One copy in all."""
     head = run.SerializeToString()
     parts: list[Buffer] = [_len_field(1, len(head)), head, _int_field(2, sequence)]

@@ -10,7 +10,10 @@ class Counters:
     """Sums since the start. Only the event loop's thread writes."""
 
     pushed: Counter[str] = field(default_factory=Counter)
-    """Answers to pushes: queued, duplicate, closed, filtered, invalid, refused, and rejected_full for each attempt."""
+    """Answers to pushes: queued, duplicate, closed, filtered, invalid, refused, and for each attempt rejected_full and
+    payload_missing."""
+    pushed_bytes: Counter[str] = field(default_factory=Counter)
+    """Bytes of groups with a final answer, by the way of their payloads: direct, relayed."""
     returned: Counter[str] = field(default_factory=Counter)
     """Leases handed back by kind: interrupted, failed."""
     samples: int = 0

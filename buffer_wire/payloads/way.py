@@ -36,6 +36,7 @@ class AsyncWay:
         self._turns = Turns(who)
         self._way: tuple[StoreAccess, RespConnection] | None = None
         self._attempt: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
         self._place: Place | None = None
         self._closed = False
 
@@ -61,7 +62,12 @@ class AsyncWay:
         return way
 
     async def answered(self, connection: RespConnection, command: Parts, timeout_s: float) -> Any:  # noqa: ANN401
-        """The reply to a command. Raises WayLost for a lost connection, an error reply, and no answer in time."""
+        """The reply to a command, within `timeout_s` of its being sent. Raises WayLost for a lost connection, an error
+        reply, and no answer in time.
+        """
+        # One at a time: what waits for room is not handed to the transport, which would copy it and keep it.
+        async with self._turn:
+            await connection.writable()
         late = asyncio.get_running_loop().call_later(timeout_s, connection.abort, f"no answer within {timeout_s:g} s")
         try:
             (reply,) = await connection.request([command])

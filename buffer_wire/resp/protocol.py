@@ -60,12 +60,16 @@ class RespConnection(asyncio.BufferedProtocol):
         """
         return self.lost is not None or (self._transport is not None and self._transport.is_closing())
 
+    async def writable(self) -> None:
+        """Wait until the transport has room, or the connection is lost."""
+        await self._writable.wait()
+
     async def request(self, commands: Sequence[Parts]) -> list[Any]:
         """Send commands in one write; their replies, errors among them as ReplyError instances.
 
         Raises ConnectionLost.
         """
-        await self._writable.wait()
+        await self.writable()
         if self._transport is None or self.is_over:
             raise ConnectionLost(self.lost or "not connected")
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()

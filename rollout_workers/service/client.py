@@ -15,11 +15,14 @@ from buffer_wire.connection.access import Access
 from buffer_wire.connection.channels import Connector
 from buffer_wire.connection.retry import Backoff, Retry
 from buffer_wire.errors import RolloutBufferError, RunPaused, Unauthenticated, UnknownRun
+from buffer_wire.payloads.way import ASK_TIMEOUT_S
 from buffer_wire.revision import Claimable, Revision
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import (
     common_pb2,
     groups_pb2,
+    payloads_pb2,
+    payloads_pb2_grpc,
     runs_pb2,
     runs_pb2_grpc,
     tasks_pb2,
@@ -93,6 +96,7 @@ class ServiceClient:
         self._bulk_tasks = tasks_pb2_grpc.TaskServiceStub(self._bulk)
         self._runs = runs_pb2_grpc.RunServiceStub(self._control)
         self._weights = weights_pb2_grpc.WeightServiceStub(self._control)
+        self._payloads = payloads_pb2_grpc.PayloadServiceStub(self._control)
         self._push = self._bulk.stream_stream(
             "/rollout_buffer.v1.GroupService/PushGroups",
             # Requests are built by buffer_wire.codec: bytes already.
@@ -105,9 +109,9 @@ class ServiceClient:
         """The run, with the highest revision seen."""
         return self.revisions.ref(self.run_id)
 
-    def note(self, reply: Claimable | runs_pb2.GetRunResponse) -> None:
-        """Take the revision of a reply into account; that of a view acknowledges nothing."""
-        if not isinstance(reply, runs_pb2.GetRunResponse):
+    def note(self, reply: Claimable | runs_pb2.GetRunResponse | payloads_pb2.PayloadAccess) -> None:
+        """Take the revision of a reply into account; that of a view acknowledges nothing, and access has none."""
+        if not isinstance(reply, runs_pb2.GetRunResponse | payloads_pb2.PayloadAccess):
             self.revisions.note(self.run_id, Revision.of(reply))
 
     def met(self, error: RolloutBufferError) -> bool:
@@ -195,6 +199,19 @@ class ServiceClient:
             return self._weights.ReportEngine(request, timeout=min(CALL_TIMEOUT_S, allowed_s))
 
         return await self.repeat("report an engine", attempt, allowed_s)
+
+    async def write_access(self, client_id: str, trouble: str) -> payloads_pb2.PayloadAccess:
+        """Access to the store for new payloads, or why they are relayed. `trouble`: why the last one was of no use.
+
+        Raises RolloutBufferError, well before its caller gives up.
+        """
+        allowed_s = ASK_TIMEOUT_S / 3
+
+        def attempt() -> Awaitable[payloads_pb2.PayloadAccess]:
+            request = payloads_pb2.PayloadAccessRequest(run=self.ref(), client_id=client_id, trouble=trouble)
+            return self._payloads.GetWriteAccess(request, timeout=allowed_s)
+
+        return await self.repeat("ask for access to the store", attempt, allowed_s)
 
     async def engines(self, *, timeout_s: float) -> Sequence[weights_pb2.EngineReport]:
         """The engines of the run, as they were last reported. Raises RolloutBufferError."""

@@ -6,6 +6,9 @@ without a lease carries the run's revision from before its first try, so that a 
 what waits and what is under way stays within `window_bytes` and `window_groups`. So a full queue at the service stops
 the engines instead of filling this process's memory. No timer: a group leaves at once while fewer than
 BUNDLES_UNDER_WAY bundles are unanswered. What comes meanwhile makes the next bundle.
+
+With a `writer` a large group is written to the store first, beside others, and only its header is sent. Its payload
+counts in the window all the same: it is kept until the answer, for what the store lost is written again.
 """
 
 import asyncio
@@ -15,11 +18,12 @@ from collections import deque
 import grpc
 import structlog
 
-from buffer_wire.codec import Buffer, group_head, join_group, join_push
+from buffer_wire.codec import group_head, join_push, stored_group
 from buffer_wire.connection.retry import Backoff
 from buffer_wire.connection.stream_end import StreamEnd
 from buffer_wire.errors import AccessRefused, RolloutBufferError
 from buffer_wire.limits import MAX_GROUPS_PER_BUNDLE, MAX_MESSAGE_BYTES
+from buffer_wire.payloads.writer import PayloadWriter
 from buffer_wire.status import from_detail
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.changes import Changes
@@ -29,6 +33,9 @@ from rollout_workers.service.parcels import Outbox, Parcel, PushResult
 
 BUNDLES_UNDER_WAY = 2
 """Unanswered bundles beside which only full ones are sent: the service decides one while it receives the other."""
+
+MAX_MISSES = 2
+"""Payloads of one group that may be missing in the store; then it is relayed."""
 
 _REJECTED = Backoff(first_s=0.2, ceiling_s=5.0)
 _OUTCOMES = {number: name.removeprefix("PUSH_OUTCOME_").lower() for name, number in groups_pb2.PushOutcome.items()}
@@ -42,6 +49,7 @@ class Pusher:
         self,
         service: ServiceClient,
         counters: Counters,
+        writer: PayloadWriter | None = None,
         *,
         bundle_bytes: int = 4 << 20,
         window_bytes: int = 256 << 20,
@@ -49,6 +57,7 @@ class Pusher:
     ) -> None:
         self._service = service
         self._counters = counters
+        self._writer = writer
         self._bundle_bytes = bundle_bytes
         self._window_bytes = window_bytes
         self._window_groups = window_groups
@@ -61,7 +70,8 @@ class Pusher:
         self._sendable = asyncio.Event()
         """Set when something may be sent: one wake-up for all that came since the sender looked."""
         self._known_revision = 0
-        """Revision of the run as of the beginning of the stream, where groups have no leases."""
+        """Revision of the run that was asked for, for groups without leases, since the beginning of the stream."""
+        self._asking = asyncio.Lock()
         self._one_by_one = False
         """True after the service has refused a whole bundle: groups go one at a time, until the culprit is found."""
 
@@ -74,19 +84,21 @@ class Pusher:
         return max((time.monotonic() - parcel.since for parcel in self._open), default=0.0)
 
     async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
-        """Send a group; returns the final answer. Waits for room in the window. Cancelling withdraws the group."""
-        serialized = header.SerializeToString()
-        size = len(serialized) + len(payload) + 32
+        """Send a group; returns the final answer. Waits for room in the window. Cancelling withdraws the group.
+
+        Raises RolloutBufferError for a group without a lease, where the run's revision is not to be had.
+        """
+        size = header.ByteSize() + len(payload) + 32
         if size > MAX_MESSAGE_BYTES:
             error = RolloutBufferError(f"the group takes {size} bytes, a message at most {MAX_MESSAGE_BYTES}")
             return self._settled("refused", error)
         if not self._has_room(size):
             await self._room.until(lambda: self._has_room(size))
-        pieces: list[Buffer] = [group_head(serialized, len(payload)), payload]
-        parcel = Parcel(header, payload, size, asyncio.get_running_loop().create_future(), pieces)
+        parcel = Parcel(header, payload, size, asyncio.get_running_loop().create_future())
         self._open.add(parcel)
         self._open_bytes += size
         try:
+            await self._make_ready(parcel)
             self._join(parcel)
             while (result := await parcel.answer) is None:
                 await self._again_later(parcel)
@@ -122,15 +134,35 @@ class Pusher:
                     self._suspect(error)
             await asyncio.sleep(next(delays))
 
+    async def _make_ready(self, parcel: Parcel) -> None:
+        """Write the payload to the store, where that is possible and worth it, and say what is to be sent."""
+        header, payload = parcel.header, parcel.payload
+        if not header.lease_id and not header.first_revision:
+            # Before it is written: what lies in the store is checked against the header.
+            header.first_revision = await self._revision()
+        serialized = header.SerializeToString()
+        stored = None
+        if self._writer is not None and parcel.misses < MAX_MISSES:
+            stored = await self._writer.write(serialized, payload)
+        parcel.direct = stored is not None
+        parcel.pieces = (
+            (stored_group(serialized, stored),)
+            if stored is not None
+            else (group_head(serialized, len(payload)), payload)
+        )
+        parcel.sent_bytes = sum(map(len, parcel.pieces))
+
+    async def _revision(self) -> int:
+        async with self._asking:  # One asks for all.
+            if not self._service.ref().seen_revision and not self._known_revision:
+                self._known_revision = await self._service.revision()
+        return self._service.ref().seen_revision or self._known_revision
+
     # ── one stream ───────────────────────────────────────────────────────────
 
     async def _stream(self) -> RolloutBufferError | None:
         """Use one stream until it ends; returns its error, None when the service ended it in order."""
-        try:
-            if not self._waiting.first.header.lease_id:
-                self._known_revision = await self._service.revision()
-        except RolloutBufferError as error:
-            return error
+        self._known_revision = 0
         stream = self._service.push()
         end = StreamEnd(stream)
         sender = asyncio.create_task(self._send(stream), name="push sender")
@@ -153,20 +185,12 @@ class Pusher:
             if not parcels:
                 continue
             sequence += 1
-            for parcel in parcels:
-                self._stamp(parcel)
             self._sent.append((sequence, parcels))
             message = join_push(self._service.ref(), sequence, [parcel.pieces for parcel in parcels])
             try:
                 await stream.write(message)
             except (grpc.RpcError, asyncio.InvalidStateError):
                 return  # The reader learns why.
-
-    def _stamp(self, parcel: Parcel) -> None:
-        header = parcel.header
-        if not header.lease_id and not header.first_revision:
-            header.first_revision = max(self._known_revision, self._service.ref().seen_revision)
-            parcel.pieces = join_group(header, parcel.payload)
 
     def _join(self, parcel: Parcel) -> None:
         self._waiting.join(parcel)
@@ -184,7 +208,7 @@ class Pusher:
         if self._one_by_one:
             return not self._sent
         # A full bundle gains nothing by waiting.
-        return len(self._sent) < BUNDLES_UNDER_WAY or self._waiting.size_bytes >= self._bundle_bytes
+        return len(self._sent) < BUNDLES_UNDER_WAY or self._waiting.sent_bytes >= self._bundle_bytes
 
     def _next_bundle(self) -> list[Parcel]:
         parcels: list[Parcel] = []
@@ -192,13 +216,13 @@ class Pusher:
         most = 1 if self._one_by_one else MAX_GROUPS_PER_BUNDLE
         while len(self._waiting) and len(parcels) < most:
             parcel = self._waiting.first
-            if parcels and size + parcel.size_bytes > self._bundle_bytes:
+            if parcels and size + parcel.sent_bytes > self._bundle_bytes:
                 break
             self._waiting.take()
             if parcel.answer.done():
                 continue
             parcels.append(parcel)
-            size += parcel.size_bytes
+            size += parcel.sent_bytes
         return parcels
 
     # ── answers ──────────────────────────────────────────────────────────────
@@ -219,14 +243,18 @@ class Pusher:
 
     def _answer(self, parcel: Parcel, ack: groups_pb2.PushAck) -> None:
         name = _OUTCOMES.get(ack.outcome, str(ack.outcome))
-        if ack.outcome == groups_pb2.PUSH_OUTCOME_REJECTED_FULL:
+        if ack.outcome in (groups_pb2.PUSH_OUTCOME_REJECTED_FULL, groups_pb2.PUSH_OUTCOME_PAYLOAD_MISSING):
             self._counters.pushed[name] += 1
+            if ack.outcome == groups_pb2.PUSH_OUTCOME_PAYLOAD_MISSING:
+                parcel.misses += 1
+                parcel.pieces = ()
             self._try_again(parcel)
             return
         error = from_detail(ack.error) if ack.HasField("error") else None
         if error is not None and error.attributes.get("field") == "first_revision" and parcel.answered:
             # It was known for sure that this group was not accepted, and is again: as of the present revision.
             parcel.header.first_revision = 0
+            parcel.pieces = ()
             self._try_again(parcel)
             return
         self._settle(parcel, name, error)
@@ -242,12 +270,15 @@ class Pusher:
             next(delays)
         parcel.rejections += 1
         await asyncio.sleep(next(delays))
+        if not parcel.pieces:
+            await self._make_ready(parcel)
         parcel.answer = asyncio.get_running_loop().create_future()
         self._join(parcel)
 
     def _settle(self, parcel: Parcel, outcome: str, error: RolloutBufferError | None) -> None:
         if not parcel.answer.done():
             self._close(parcel)
+            self._counters.pushed_bytes["direct" if parcel.direct else "relayed"] += parcel.size_bytes
             parcel.answer.set_result(self._settled(outcome, error))
 
     def _close(self, parcel: Parcel) -> bool:

@@ -2,6 +2,9 @@
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import redis
 
 from buffer_wire.payloads.keys import key_prefix
 from rollout_buffer.v1 import payloads_pb2
@@ -32,6 +35,12 @@ class PayloadStore(StoreServer):
             "valid_ms": 600_000,
         }
         return payloads_pb2.PayloadAccess(**(given | changed))  # type: ignore[arg-type]
+
+    def take(self, key: str) -> bytes | None:
+        """Body under a key that expires, which it does no more; None where there is none."""
+        client: Any = redis.Redis(unix_socket_path=str(self.socket))
+        with contextlib.closing(client):
+            return client.get(key) if client.persist(key) else None
 
     def command(self, text: str) -> bytes:
         """The beginning of the reply to a command, which is no error."""

@@ -8,19 +8,23 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from buffer_wire.codec import group_head
 from buffer_wire.connection.channel import server_options
 from buffer_wire.errors import InvalidField, RolloutBufferError
-from buffer_wire.layout import read_payload
+from buffer_wire.layout import payload_bytes, read_payload
 from buffer_wire.limits import MAX_ERROR_CHARS
+from buffer_wire.payloads.keys import group_checksum, payload_key
 from buffer_wire.status import status_of, to_detail
 from rollout_buffer.v1 import (
     common_pb2,
     groups_pb2,
     groups_pb2_grpc,
+    payloads_pb2,
+    payloads_pb2_grpc,
     runs_pb2,
     runs_pb2_grpc,
     tasks_pb2,
@@ -28,6 +32,9 @@ from rollout_buffer.v1 import (
     weights_pb2,
     weights_pb2_grpc,
 )
+
+if TYPE_CHECKING:
+    from tests.support.payload_store import PayloadStore
 
 Outcome = int
 Context = Any
@@ -84,6 +91,14 @@ class FakeService:
     """Bundles that wait for it."""
     refuse_task_ids: set[str] = field(default_factory=set)
     """A bundle with one of them ends its stream with an error that no repeat can mend."""
+    payloads: "PayloadStore | None" = None
+    """Store to which it gives access; without one it is a service of before there was such access."""
+    refuse_access: RolloutBufferError | None = None
+    """Answer to requests for access, in place of one."""
+    troubles: list[str] = field(default_factory=list)
+    """Reasons with which access was asked for."""
+    stored: list[groups_pb2.Group] = field(default_factory=list)
+    """Pushes, each repeat of one too, that named a payload in the store."""
     wait: "tasks_pb2.LeaseWait.ValueType" = tasks_pb2.LEASE_WAIT_NO_TASKS
     max_unavailable: int = 0
     """Engines that may load at once; 0: all."""
@@ -115,6 +130,8 @@ class FakeService:
         groups_pb2_grpc.add_GroupServiceServicer_to_server(_Groups(self), server)
         weights_pb2_grpc.add_WeightServiceServicer_to_server(_Weights(self), server)
         runs_pb2_grpc.add_RunServiceServicer_to_server(_Runs(self), server)  # type: ignore[abstract]
+        if self.payloads is not None:
+            payloads_pb2_grpc.add_PayloadServiceServicer_to_server(_Payloads(self, self.payloads), server)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
         await server.start()
         self._server = server
@@ -231,6 +248,13 @@ class FakeService:
             return groups_pb2.PushAck(outcome=groups_pb2.PUSH_OUTCOME_INVALID, error=to_detail(forgotten))
         outcome = self.outcomes.popleft() if self.outcomes else None
         task = self.tasks[group.header.task_id]
+        if group.HasField("stored"):
+            self.stored.append(group)
+            if outcome is None and task.result is None:
+                found = self._from_store(group)
+                if found is None:
+                    return groups_pb2.PushAck(outcome=groups_pb2.PUSH_OUTCOME_PAYLOAD_MISSING)
+                group = found
         if outcome is None:
             outcome = groups_pb2.PUSH_OUTCOME_QUEUED
             if task.result is not None:
@@ -242,6 +266,15 @@ class FakeService:
         if outcome == groups_pb2.PUSH_OUTCOME_INVALID:
             error = to_detail(RolloutBufferError("the group breaks a rule"))
         return groups_pb2.PushAck(outcome=outcome, group_id=f"{group.header.task_id}/0", error=error)  # type: ignore[arg-type]
+
+    def _from_store(self, group: groups_pb2.Group) -> groups_pb2.Group | None:
+        assert self.payloads is not None
+        header, at = group.header.SerializeToString(), group.stored
+        payload_size = payload_bytes(group.header)
+        size = len(group_head(header, payload_size)) + payload_size
+        key = payload_key("r", at.nonce, group_checksum(header, at.checksum), size)
+        body = self.payloads.take(key)
+        return groups_pb2.Group.FromString(body) if body is not None else None
 
 
 class _Tasks(tasks_pb2_grpc.TaskServiceServicer):
@@ -321,6 +354,26 @@ class _Groups(groups_pb2_grpc.GroupServiceServicer):
             yield groups_pb2.PushGroupsResponse(
                 revision=self.fake.revision, sequence=request.sequence, acks=acks, published=self.fake.published
             )
+
+
+class _Payloads(payloads_pb2_grpc.PayloadServiceServicer):
+    def __init__(self, fake: FakeService, store: "PayloadStore") -> None:
+        self.fake = fake
+        self.store = store
+
+    async def GetWriteAccess(
+        self, request: payloads_pb2.PayloadAccessRequest, context: Context
+    ) -> payloads_pb2.PayloadAccess:
+        self.fake.troubles.append(request.trouble)
+        await self.fake.changed()
+        if self.fake.refuse_access is not None:
+            await _abort(context, self.fake.refuse_access)
+        return self.store.access("w", direct_from_bytes=20_000)
+
+    async def GetReadAccess(
+        self, request: payloads_pb2.PayloadAccessRequest, context: Context
+    ) -> payloads_pb2.PayloadAccess:
+        raise NotImplementedError("the trainer's")
 
 
 class _Weights(weights_pb2_grpc.WeightServiceServicer):
