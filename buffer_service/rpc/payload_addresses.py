@@ -47,9 +47,12 @@ def offer(settings: RpcSettings, place: StorePlace, peer: str) -> Offer:
         why = f"the store's address {at} has no TLS and the service has; --direct-payloads offers it all the same"
     else:
         addresses.append(pb.StoreAddress(host=at.host, port=at.port, tls=tls))
-    if addresses:
+    if not addresses:
+        return Offer((), why=why)
+    try:
         return Offer(tuple(addresses), _authorities(settings, place) if tls else b"")
-    return Offer((), why=why)
+    except OSError as error:
+        return Offer((), why=f"the certificates of the store cannot be read: {error}")
 
 
 def _authorities(settings: RpcSettings, place: StorePlace) -> bytes:

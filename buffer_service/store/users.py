@@ -1,8 +1,8 @@
 """Users of the store for clients that move payloads themselves: one for a run, a direction and a span of time.
 
 Invariants: a user may move payloads of its run in its direction, and nothing else. Its password is made out of the
-run's secret, so every replica makes the same user, and makes it again where a server has lost it. A user is good in the
-epoch in which it was given out and in the next; then housekeeping deletes it, which cuts its connections. Users whose
+run's secret. So every replica makes the same user, and makes it again where a server has lost it. A user is good in the
+period in which it was given out and in the next; then housekeeping deletes it, which cuts its connections. Users whose
 run is gone are deleted too.
 """
 
@@ -22,8 +22,8 @@ from buffer_wire.payloads.keys import key_prefix
 
 log = structlog.get_logger(__name__)
 
-EPOCH_MS = 900_000
-"""Length of an epoch, in milliseconds of the store's clock. Access lasts for one to two of them."""
+PERIOD_MS = 900_000
+"""Length of a period, in milliseconds of the store's clock. Access lasts for one to two of them."""
 
 EXPIRE_S = 10.0
 """Shortest time, in seconds, between two looks for users whose time is over."""
@@ -44,14 +44,14 @@ class PayloadUsers:
         self._expire_at = 0.0
 
     async def make(self, run_id: str, direction: Direction, secret: str, now_ms: int) -> StoreUser:
-        """Make the user of the present epoch, or find it. `now_ms` is the store's clock.
+        """Make the user of the present period, or find it. `now_ms` is the store's clock.
 
         Raises UsersRefused, StoreUnavailable.
         """
         if not secret:
             raise UsersRefused("the run has no secret to make a password of")
-        epoch = now_ms // EPOCH_MS
-        name = f"rb:{self._database}:{run_id}:{direction.value}:{epoch}"
+        period = now_ms // PERIOD_MS
+        name = f"rb:{self._database}:{run_id}:{direction.value}:{period}"
         password = hmac.new(secret.encode(), name.encode(), hashlib.sha256).hexdigest()
         commands, access = _RIGHTS[direction]
         select = ("+select",) if self._database else ()
@@ -62,7 +62,7 @@ class PayloadUsers:
             raise
         except StoreFault as refusal:
             raise UsersRefused(refusal.message) from refusal
-        return StoreUser(name, password, (epoch + 2) * EPOCH_MS - now_ms)
+        return StoreUser(name, password, (period + 2) * PERIOD_MS - now_ms)
 
     async def expire(self, run_ids: Iterable[str]) -> int:
         """Delete users whose time is over, or whose run is none of these; returns how many. Looks at most once in
@@ -74,10 +74,10 @@ class PayloadUsers:
             return 0
         self._expire_at = time.monotonic() + EXPIRE_S
         seconds, _ = await self._connection.command("TIME")
-        epoch = int(seconds) * 1_000 // EPOCH_MS
+        period = int(seconds) * 1_000 // PERIOD_MS
         living = set(run_ids)
         return await self._delete(
-            name for name, run_id, of in await self._made() if run_id not in living or not epoch - 1 <= of <= epoch
+            name for name, run_id, of in await self._made() if run_id not in living or not period - 1 <= of <= period
         )
 
     async def forget(self, run_id: str) -> None:
@@ -85,7 +85,7 @@ class PayloadUsers:
         await self._delete(name for name, of, _ in await self._made() if of == run_id)
 
     async def _made(self) -> list[tuple[str, str, int]]:
-        """Name, run and epoch of every user made here; none where the store tells the service of no users."""
+        """Name, run and period of every user made here; none where the store tells the service of no users."""
         try:
             names = [text(name) for name in await self._connection.command("ACL", "USERS")]
         except StoreUnavailable:
@@ -96,10 +96,10 @@ class PayloadUsers:
         made = []
         for name in names:
             match name.split(":"):
-                case ["rb", database, run_id, direction, epoch] if (
-                    database == str(self._database) and direction in list(Direction) and epoch.isdecimal()
+                case ["rb", database, run_id, direction, period] if (
+                    database == str(self._database) and direction in list(Direction) and period.isdecimal()
                 ):
-                    made.append((name, run_id, int(epoch)))
+                    made.append((name, run_id, int(period)))
         return made
 
     async def _delete(self, names: Iterable[str]) -> int:

@@ -123,6 +123,9 @@ def _authorities(pem: bytes) -> ssl.SSLContext:
     if len(pem) > MAX_AUTHORITIES_BYTES:
         raise InvalidField("authorities_pem", f"of {len(pem)} bytes", f"at most {MAX_AUTHORITIES_BYTES} bytes")
     try:
-        return ssl.create_default_context(cadata=pem.decode("ascii") if pem else None)
+        context = ssl.create_default_context(cadata=pem.decode("ascii") if pem else None)
     except (ValueError, OSError) as error:
         raise InvalidField("authorities_pem", f"of {len(pem)} bytes", f"certificates as PEM ({error})") from None
+    # The service may name the store's own certificate, whose authority it does not know.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context

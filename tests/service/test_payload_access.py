@@ -1,17 +1,19 @@
 """Access to the store for clients that write and read payloads themselves, on a real service."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import NoPermissionError
+from redis.exceptions import AuthenticationError, NoPermissionError
 
 from rollout_buffer.v1 import common_pb2, payloads_pb2
 from tests.service.refusals import refused
 from tests.support.rpc import Rpc, RunRpc, connect, failure
+from tests.support.sentinels import free_port
 from tests.support.service import ServiceProcess, running_service
 from tests.support.store_server import store_server
 
@@ -77,6 +79,24 @@ def test_a_service_without_direct_payloads_relays_by_its_own_will(tmp_path: Path
         assert "--no-direct-payloads" in access.relayed_because
         assert not access.addresses
         assert not run.get().relaying
+
+
+def test_an_embedded_store_that_listens_is_entered_by_its_address(tmp_path: Path) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    with running_service(tmp_path, payload_listen=listen) as service, closing(connect(service.address)) as rpc:
+        access = rpc.payloads.GetReadAccess(request_of(rpc.create()))
+        assert [at.unix_path or f"{at.host}:{at.port}" for at in access.addresses] == [
+            str(service.data_dir / "store" / "store.sock"),
+            listen,
+        ]
+        at = access.addresses[1]
+        client: Any = redis.Redis(at.host, at.port, username=access.username, password=access.password)
+        with contextlib.closing(client), pytest.raises(NoPermissionError):
+            client.keys()
+        stranger: Any = redis.Redis(at.host, at.port)
+        with contextlib.closing(stranger), pytest.raises(AuthenticationError):
+            stranger.ping()
+        assert json.loads((service.data_dir / "service.json").read_text())["store"].startswith("unix://:***@/")
 
 
 def test_the_operators_users_stand_in_where_the_service_may_make_none(tmp_path: Path) -> None:

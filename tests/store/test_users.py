@@ -18,7 +18,7 @@ from buffer_service.domain.ops import Direction
 from buffer_service.domain.ports import UsersRefused
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
-from buffer_service.store.users import EPOCH_MS, PayloadUsers
+from buffer_service.store.users import PERIOD_MS, PayloadUsers
 from buffer_wire.errors import UnknownRun
 from tests.store.driver import RUN, Run
 from tests.support.store_server import StoreServer
@@ -112,17 +112,17 @@ async def test_every_replica_makes_the_same_user(run: Run, server: StoreServer) 
         await other.close()
 
 
-async def test_access_lasts_for_one_to_two_epochs(run: Run) -> None:
+async def test_access_lasts_for_one_to_two_periods(run: Run) -> None:
     await run.create()
     user = await user_of(run, Direction.WRITE)
-    assert EPOCH_MS < user.valid_ms <= 2 * EPOCH_MS
+    assert PERIOD_MS < user.valid_ms <= 2 * PERIOD_MS
 
 
-async def test_users_of_the_last_epoch_stay_and_older_ones_are_cut_off(run: Run, server: StoreServer) -> None:
+async def test_users_of_the_last_period_stay_and_older_ones_are_cut_off(run: Run, server: StoreServer) -> None:
     await run.create()
     made, now_ms = PayloadUsers(run.store._connection), int(time.time() * 1_000)
     present, former, old = [
-        await made.make(RUN, Direction.READ, "secret", now_ms - epochs * EPOCH_MS) for epochs in (0, 1, 2)
+        await made.make(RUN, Direction.READ, "secret", now_ms - periods * PERIOD_MS) for periods in (0, 1, 2)
     ]
     async with entered(server, former) as staying, entered(server, old) as leaving:
         await leaving.execute_command("GET", KEY)

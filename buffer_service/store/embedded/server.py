@@ -2,13 +2,16 @@
 
 Invariants: there is one service per data directory. The child dies with its parent (SIGTERM, so it writes out what it
 has). What was acknowledged survives what the durability level names. `stop` leaves no process and no socket behind.
-Never imports grpc: the supervisor owns it.
+Where it listens for clients on other hosts, nobody enters without a password. Never imports grpc: the supervisor owns
+it.
 """
 
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -21,7 +24,8 @@ from pathlib import Path
 from buffer_service.settings import Durability
 from buffer_service.store.embedded.binary import find_binary
 from buffer_service.store.embedded.data_directory import LONGEST_SOCKET_PATH, DataDirectory
-from buffer_wire.errors import StoreUnavailable
+from buffer_service.store.embedded.listener import Listener
+from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.01
@@ -51,7 +55,8 @@ page.
 class EmbeddedStore:
     """A store of one's own. `start`, give `url` to whoever connects, `stop`.
 
-    data_dir: kept between starts. binary: path of the server, None to look for one. maxmemory_bytes: 0 for no limit.
+    data_dir: kept between starts. binary: path of the server, None to look for one. listener: where it listens beside
+    its socket; its default user then has a password, which `url` holds. maxmemory_bytes: 0 for no limit.
     rewrite_min_bytes: size from which the append-only file is rewritten when it has doubled. start_timeout_s: for the
     server's first answer; load_timeout_s: for the data to be loaded.
     """
@@ -62,6 +67,7 @@ class EmbeddedStore:
         *,
         durability: Durability = Durability.PROCESS,
         binary: str | None = None,
+        listener: Listener | None = None,
         maxmemory_bytes: int = 0,
         rewrite_min_bytes: int = 2 << 30,
         start_timeout_s: float = 30.0,
@@ -69,6 +75,8 @@ class EmbeddedStore:
     ) -> None:
         self.data_dir = data_dir
         self.durability = durability
+        self.listener = listener
+        self._password = secrets.token_hex(32) if listener is not None else ""
         self._binary = binary
         self._maxmemory_bytes = maxmemory_bytes
         self._rewrite_min_bytes = rewrite_min_bytes
@@ -77,6 +85,7 @@ class EmbeddedStore:
         self._directory: DataDirectory | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._socket_dir: Path | None = None
+        self._log_begins = 0
         self.socket_note = ""
         """Reason why the socket is not in the data directory, or empty."""
         self.refuses_writes = False
@@ -89,7 +98,11 @@ class EmbeddedStore:
 
     @property
     def url(self) -> str:
-        """Address for RedisRunStore.connect."""
+        """Address for RedisRunStore.connect, with the password where there is one."""
+        return f"unix://{f':{self._password}@' if self._password else ''}{self.socket_path}"
+
+    @property
+    def _shown(self) -> str:
         return f"unix://{self.socket_path}"
 
     @property
@@ -140,10 +153,13 @@ class EmbeddedStore:
 
     async def refuse_writes(self, *, refused: bool) -> None:
         """Have the server refuse everything that writes, as one does that lacks replicas. Raises StoreUnavailable."""
-        answer = await self._ask(b"CONFIG SET min-replicas-to-write %d\r\n" % refused)
-        if not answer.startswith(b"+OK"):
-            raise StoreUnavailable(self.url, f"it answered {answer!r}")
+        await self._configure("min-replicas-to-write", str(int(refused)))
         self.refuses_writes = refused
+
+    async def read_certificate(self) -> None:
+        """Have the server read its certificate again, for new connections. Raises StoreUnavailable."""
+        if self.listener is not None:
+            await self._configure(*self.listener.certificate)
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the server cleanly; kill it when it takes longer than `timeout_s`."""
@@ -159,11 +175,15 @@ class EmbeddedStore:
     async def _launch(self) -> None:
         assert self._directory is not None  # noqa: S101 - its callers hold the lock
         binary = find_binary(self._binary)
+        self._log_begins = self.log_path.stat().st_size if self.log_path.exists() else 0
+        secret = _readable(f"requirepass {self._password}\n" if self._password else "")
         try:
             self._process = await asyncio.create_subprocess_exec(
                 str(binary),
+                # The rest comes on standard input: others may read a command line.
+                "-",
                 *self._settings(),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=secret,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
                 pass_fds=(self._directory.fileno(),),
@@ -174,7 +194,9 @@ class EmbeddedStore:
             )
         except (OSError, subprocess.SubprocessError) as error:
             # The second where preexec_fn failed. The host is short of processes, memory or descriptors, which passes.
-            raise StoreUnavailable(self.url, f"its server {binary} cannot be started: {error}") from error
+            raise StoreUnavailable(self._shown, f"its server {binary} cannot be started: {error}") from error
+        finally:
+            os.close(secret)
         await self._wait_until_ready()
 
     async def _end_process(self, timeout_s: float) -> None:
@@ -197,9 +219,15 @@ class EmbeddedStore:
                 f"the socket is {self.socket_path}"
             )
 
+    async def _configure(self, *settings: str) -> None:
+        answer = await self._ask(f"CONFIG SET {' '.join(map(json.dumps, settings))}\r\n".encode())
+        if not answer.startswith(b"+OK"):
+            raise StoreUnavailable(self._shown, f"it answered {answer!r}")
+
     def _settings(self) -> Sequence[str]:
         return (
-            *("--port", "0", "--unixsocket", str(self.socket_path), "--unixsocketperm", "700"),
+            *(self.listener.settings if self.listener is not None else ("--port", "0")),
+            *("--unixsocket", str(self.socket_path), "--unixsocketperm", "700"),
             *("--dir", str(self.data_dir.absolute()), "--logfile", str(self.log_path), "--daemonize", "no"),
             *("--databases", "1", "--maxmemory", str(self._maxmemory_bytes), "--maxmemory-policy", "noeviction"),
             *("--save", "", *_PERSISTENCE[self.durability]),
@@ -212,7 +240,10 @@ class EmbeddedStore:
         while True:
             if self._process is None or self._process.returncode is not None:
                 code = None if self._process is None else self._process.returncode
-                raise StoreUnavailable(self.url, f"the server ended with code {code}; its log: {self._log_tail()}")
+                log = self._log_tail()
+                if self.listener is not None and self.listener.is_why(log):
+                    raise StoreUnsuitable("embedded", self.listener.refusal(find_binary(self._binary)))
+                raise StoreUnavailable(self._shown, f"the server ended with code {code}; its log: {log}")
             answer = await self._ask(b"PING\r\n")
             if answer.startswith(b"+PONG"):
                 return
@@ -220,7 +251,9 @@ class EmbeddedStore:
             limit_s = self._load_timeout_s if loads else self._start_timeout_s
             if time.monotonic() - began > limit_s:
                 why = "is still loading its data" if loads else "does not answer"
-                raise StoreUnavailable(self.url, f"the server {why} after {limit_s:g} s; its log: {self._log_tail()}")
+                raise StoreUnavailable(
+                    self._shown, f"the server {why} after {limit_s:g} s; its log: {self._log_tail()}"
+                )
             await asyncio.sleep(POLL_S)
 
     async def _ask(self, command: bytes) -> bytes:
@@ -228,6 +261,10 @@ class EmbeddedStore:
             async with asyncio.timeout(5.0):
                 reader, writer = await asyncio.open_unix_connection(str(self.socket_path))
                 try:
+                    if self._password:
+                        writer.write(f"AUTH {self._password}\r\n".encode())
+                        if not (refusal := await reader.readline()).startswith(b"+OK"):
+                            return refusal
                     writer.write(command)
                     return await reader.readline()
                 finally:
@@ -237,9 +274,18 @@ class EmbeddedStore:
 
     def _log_tail(self) -> str:
         try:
-            return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip() or "(empty)"
+            written = self.log_path.read_bytes()[self._log_begins :]
+            return written[-LOG_TAIL_BYTES:].decode(errors="replace").strip() or "(empty)"
         except OSError:
             return "(none)"
+
+
+def _readable(text: str) -> int:
+    """A descriptor from which a child reads the text."""
+    reading, writing = os.pipe()
+    os.write(writing, text.encode())
+    os.close(writing)
+    return reading
 
 
 def die_with(parent: int) -> Callable[[], None] | None:
