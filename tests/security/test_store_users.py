@@ -56,6 +56,16 @@ def access(channel: grpc.Channel, token: str, method: str) -> payloads_pb2.Paylo
     return given
 
 
+def access_if_up(channel: grpc.Channel, token: str) -> payloads_pb2.PayloadAccess | None:
+    """A reader's access; None while the store is being started, as clients are told."""
+    try:
+        return access(channel, token, "GetReadAccess")
+    except grpc.RpcError as error:
+        if not failure_of(error).retryable:
+            raise
+        return None
+
+
 def entered(given: payloads_pb2.PayloadAccess) -> Any:
     return redis.Redis(unix_socket_path=given.addresses[0].unix_path, username=given.username, password=given.password)
 
@@ -75,12 +85,13 @@ def commands(store: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def raw_infos(store: Any) -> Any:
-    connection = redis.UnixDomainSocketConnection(path=store.connection_pool.connection_kwargs["path"])
+    """The reply to COMMAND as it is: redis-py's own reading of it drops the subcommands."""
+    connection = store.connection_pool.get_connection()
     try:
         connection.send_command("COMMAND")
         return connection.read_response()
     finally:
-        connection.disconnect()
+        store.connection_pool.release(connection)
 
 
 @pytest.mark.parametrize(("role", "method"), GIVEN)
@@ -120,14 +131,8 @@ def test_a_restarted_store_has_lost_the_users_and_the_service_makes_them_again(
     os.kill(pid, signal.SIGKILL)
     until_gone([pid])
     deadline = time.monotonic() + 30
-    while True:
-        try:
-            after = access(channel, tokens[Role.TRAINER], "GetReadAccess")
-            break
-        except grpc.RpcError as error:
-            # The store is being started, as clients are told.
-            assert failure_of(error).retryable
-            assert time.monotonic() < deadline
+    while (after := access_if_up(channel, tokens[Role.TRAINER])) is None:
+        assert time.monotonic() < deadline
     assert (after.username, after.password) == (before.username, before.password)
     with contextlib.closing(entered(after)) as reader:
         assert reader.get(KEY) in {None, b"abc"}
