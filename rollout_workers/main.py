@@ -5,9 +5,9 @@ The first SIGTERM or SIGINT drains, the second ends at once.
 
 import asyncio
 import signal
-from collections.abc import Callable
 
 import structlog
+import uvloop
 
 from buffer_wire.errors import InvalidRequest, RolloutBufferError
 from rollout_workers.counters import describe
@@ -34,17 +34,8 @@ _log = structlog.get_logger()
 
 def run_worker(options: WorkerOptions) -> int:
     """Run one worker to its end; returns the exit code. Call it from the main thread."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(options))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415 - optional: the worker extra does not bring it
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 async def _run(options: WorkerOptions) -> int:

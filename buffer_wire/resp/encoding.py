@@ -26,7 +26,11 @@ def encode(commands: Sequence[Parts]) -> list[Buffer]:
     for command in commands:
         small += b"*%d\r\n" % len(command)
         for part in command:
-            pieces = part if isinstance(part, tuple) else (_bytes_of(part),)
+            encoded = part.encode() if isinstance(part, str) else b"%d" % part if isinstance(part, int) else part
+            if isinstance(encoded, bytes) and len(encoded) <= JOIN_BYTES:
+                small += b"$%d\r\n%b\r\n" % (len(encoded), encoded)
+                continue
+            pieces = encoded if isinstance(encoded, tuple) else (encoded,)
             small += b"$%d\r\n" % sum(map(_size, pieces))
             for piece in pieces:
                 if _size(piece) > JOIN_BYTES:
@@ -37,10 +41,6 @@ def encode(commands: Sequence[Parts]) -> list[Buffer]:
             small += b"\r\n"
     written.append(small)
     return written
-
-
-def _bytes_of(part: str | int | Buffer) -> Buffer:
-    return part if isinstance(part, (bytes, bytearray, memoryview)) else str(part).encode()
 
 
 def _size(data: Buffer) -> int:
