@@ -4,8 +4,10 @@ Both check every group against its key. What is missing or wrong raises Payloads
 service check and relay the batch (`direct` false, `verify` true).
 """
 
+import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from buffer_wire.codec import Buffer
@@ -16,6 +18,7 @@ from buffer_wire.payloads.turns import Turns
 from buffer_wire.payloads.way import AsyncWay, WayLost
 from buffer_wire.resp.blocking import BlockingConnection
 from buffer_wire.resp.errors import ConnectionLost, OtherReply, ReplyError
+from buffer_wire.resp.protocol import RespConnection
 from rollout_buffer.v1 import payloads_pb2
 
 READ_TIMEOUT_S = 15.0
@@ -97,9 +100,8 @@ class PayloadReader:
                 raise _Unreadable(f"{key} {_in_place_of_body(error.line)}") from error
             except (ConnectionLost, ReplyError) as error:
                 raise _Unreadable(str(error)) from error
-            for key, body in zip(portion, came, strict=True):
-                _check_body(key, body)
-            bodies += came
+            bodies += map(_checked_body, portion, came)
+            self._turns.passed()
         return bodies
 
     def _renew(self) -> None:
@@ -171,23 +173,36 @@ class AsyncPayloadReader:
         if way is None:
             raise PayloadsUnreadable(self.trouble or "the service relays")
         connection = way[1]
-        bodies: list[memoryview] = []
-        for portion in portions(keys):
-            try:
-                came = await self._way.answered(connection, ("MGET", *portion), READ_TIMEOUT_S)
-                for key, body in zip(portion, came, strict=True):
-                    _check_body(key, body)
-            except WayLost as error:
-                raise PayloadsUnreadable(self.trouble) from error
-            except _Unreadable as error:
-                self._way.leave(connection, str(error))
-                raise PayloadsUnreadable(self.trouble) from error
-            bodies += map(memoryview, came)
-        return bodies
+        try:
+            return await self._read(connection, portions(keys))
+        except WayLost as error:
+            raise PayloadsUnreadable(self.trouble) from error
+        except _Unreadable as error:
+            self._way.leave(connection, str(error))
+            raise PayloadsUnreadable(self.trouble) from error
 
     async def close(self) -> None:
         """Close the connection; reads under way raise PayloadsUnreadable."""
         await self._way.close()
+
+    async def _read(self, connection: RespConnection, split: list[Sequence[str]]) -> list[memoryview]:
+        def ask(portion: Sequence[str]) -> asyncio.Task[list[Buffer | None]]:
+            return asyncio.create_task(self._way.answered(connection, ("MGET", *portion), READ_TIMEOUT_S))
+
+        bodies: list[memoryview] = []
+        asked = deque(map(ask, split[:2]))
+        try:
+            for index, portion in enumerate(split):
+                came = await asked[0]
+                asked.popleft()
+                # While one portion is received and checked the store makes the next one ready.
+                asked.extend(map(ask, split[index + 2 : index + 3]))
+                bodies += map(_checked_body, portion, came)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        return bodies
 
 
 class _Unreadable(Exception):
@@ -200,13 +215,14 @@ def _check_keys(run_id: str, keys: Sequence[str]) -> None:
             raise PayloadsUnreadable(f"{key!r:.200} is not the key of a payload of run {run_id}")
 
 
-def _check_body(key: str, body: Buffer | None) -> None:
+def _checked_body(key: str, body: Buffer | None) -> memoryview:
     if body is None:
         raise _Unreadable(f"{key} is not there")
     if len(body) != size_of(key):
         raise _Unreadable(f"{key} has {len(body)} bytes")
     if not is_of(key, body):
         raise _Unreadable(f"{key} fails its checksum")
+    return memoryview(body).toreadonly()
 
 
 def _in_place_of_body(line: str) -> str:

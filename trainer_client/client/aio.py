@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from buffer_wire.connection.channels import Connector
 from buffer_wire.connection.retry import Retry
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadsUnreadable
 from buffer_wire.revisions import Revisions
 from trainer_client.batch import Batch
 from trainer_client.client import engines, requests
@@ -24,7 +25,7 @@ from trainer_client.client.call import Call, documented, note, serialize
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.aio import AsyncEvaluationCalls
-from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec
+from trainer_client.client.pulling import PULL_METHOD, Doubt, PullLoop, PullSpec, Way
 from trainer_client.forks import CALLS, Holder
 from trainer_client.micro_batches import MicroBatches
 from trainer_client.policy import Policy, changed
@@ -66,11 +67,14 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         """Source of the token that calls carry."""
         self._control = connector.asyncio()
         self._bulk = connector.asyncio()
+        self._readers: dict[tuple[str, int], AsyncPayloadReader] = {}
+        self._doubts: set[Doubt] = set()
         self._pull = self._bulk.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
 
     async def close(self) -> None:
         """Close the connections; calls under way fail."""
         self._holder.check()
+        await asyncio.gather(*(reader.close() for reader in self._readers.values()))
         await self._control.close(None)
         await self._bulk.close(None)
         CALLS.forget_asyncio(self)
@@ -190,16 +194,40 @@ class AsyncBufferClient(AsyncEvaluationCalls):
     async def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> Batch:
         """Try a pull once, for that loop. Raises gRPC's own errors too."""
         self._holder.check()
+        doubt = spec.doubt(run_id)
+        reader = self._reader(run_id, spec.rank) if self.options.direct_payloads and doubt not in self._doubts else None
+        if reader is not None and await reader.open():
+            assembly = await self._streamed(run_id, spec, within, "direct")
+            try:
+                if keys := assembly.keys:
+                    assembly.fill(await reader.read(keys))
+                return assembly.finish()
+            except PayloadsUnreadable:
+                self._doubts.add(doubt)
+        assembly = await self._streamed(run_id, spec, within, "verify" if doubt in self._doubts else "relayed")
+        batch = assembly.finish()
+        self._doubts.discard(doubt)
+        return batch
+
+    def _reader(self, run_id: str, rank: int) -> AsyncPayloadReader:
+        if (run_id, rank) not in self._readers:
+            who = f"trainer rank {rank}"
+            self._readers[run_id, rank] = AsyncPayloadReader(
+                run_id, who, lambda trouble: self._call(requests.read_access(run_id, who, trouble))
+            )
+        return self._readers[run_id, rank]
+
+    async def _streamed(self, run_id: str, spec: PullSpec, within: Deadline, way: Way) -> PullAssembly:
         wait_s = min(within.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, within.started)
-        request = spec.to_wire(self.revisions.ref(run_id), wait_s)
+        request = spec.to_wire(self.revisions.ref(run_id), wait_s, way)
         stream = self._pull(request, timeout=wait_s + self.options.transfer_timeout_s)
         try:
             async for message in stream:
                 assembly.add(message)
         finally:
             stream.cancel()
-        return assembly.finish()
+        return assembly
 
     async def wait_for_engines(
         self,

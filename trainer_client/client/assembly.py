@@ -1,10 +1,11 @@
 """Assembly of a pull stream into a batch."""
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from buffer_wire.codec import Delivered, split_pull
+from buffer_wire.codec import Buffer, Delivered, split_pull
 from buffer_wire.messages import value_of
 from buffer_wire.revisions import Revisions
 from buffer_wire.status import ServiceUnreachable
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PullAssembly:
-    """Assembly of one pull attempt; keeps the stream's messages as bytes, undivided, behind the batch."""
+    """Assembly of one pull attempt; keeps the stream's messages, and what is read, undivided behind the batch."""
 
     run_id: str
     revisions: Revisions
@@ -35,14 +36,28 @@ class PullAssembly:
         self._groups.extend(groups)
         self._received_bytes += len(message)
 
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the groups whose bodies are to be read, in order."""
+        return [group.payload_key for group in self._groups if group.payload_key]
+
+    def fill(self, bodies: Sequence[Buffer]) -> None:
+        """Put the bodies that lie under `keys` into their groups."""
+        read = iter(bodies)
+        self._groups = [
+            replace(one, body=next(read), payload_key="") if one.payload_key else one for one in self._groups
+        ]
+        self._received_bytes += sum(map(len, bodies))
+
     def finish(self) -> Batch:
-        """Build the batch, after the stream's regular end.
+        """Build the batch, after the stream's regular end. A group whose body was not read counts as missing.
 
         Raises ServiceUnreachable (retryable) if the stream was cut.
         """
         info = self._info
-        if info is None or len(self._groups) != info.shard_groups:
-            wanted = "no batch facts" if info is None else f"{len(self._groups)} of {info.shard_groups} groups"
+        came = len(self._groups) - len(self.keys)
+        if info is None or came != info.shard_groups:
+            wanted = "no batch facts" if info is None else f"{came} of {info.shard_groups} groups"
             raise ServiceUnreachable(f"the pull stream ended early, with {wanted}", status="CUT")
         groups = tuple(Group.of(delivered, info.train_version) for delivered in self._groups)
         facts = value_of(

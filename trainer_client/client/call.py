@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.revision import Revision
 from buffer_wire.revisions import Revisions
-from rollout_buffer.v1 import common_pb2, runs_pb2
+from rollout_buffer.v1 import common_pb2, payloads_pb2, runs_pb2
 from trainer_client.waiting import OnWait
 
 ReplyT = TypeVar("ReplyT", bound=Message)
@@ -68,7 +68,7 @@ def note(revisions: Revisions, run_id: str, reply: Message) -> None:
         return
     if isinstance(reply, runs_pb2.CreateRunResponse) and reply.created:
         revisions.forget(run_id)
-    if isinstance(reply, runs_pb2.CreateRunResponse | runs_pb2.GetRunResponse):
-        # A view acknowledges nothing: under wait_replicas it shows what no replica may have yet.
+    if isinstance(reply, runs_pb2.CreateRunResponse | runs_pb2.GetRunResponse | payloads_pb2.PayloadAccess):
+        # A view acknowledges nothing: under wait_replicas it shows what no replica may have yet. Access has none.
         return
     revisions.note(run_id, Revision.of(reply))  # type: ignore[arg-type]

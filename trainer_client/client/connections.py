@@ -5,7 +5,8 @@ unused, because gRPC would end the parent's with them.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -13,7 +14,11 @@ from buffer_wire.connection.access import TokenSource
 from buffer_wire.connection.channels import Connector
 from buffer_wire.revisions import Revisions
 from trainer_client.client.driver import ClientOptions
+from trainer_client.client.pulling import Doubt
 from trainer_client.forks import CALLS
+
+if TYPE_CHECKING:
+    from buffer_wire.payloads.reader import PayloadReader
 
 _SINGLE_THREADED = ("SingleThreadedUnaryStream", 1)
 """Channel option: the thread that pulls reads the stream itself. A thread of gRPC's own would be inside gRPC at any
@@ -21,17 +26,25 @@ fork."""
 
 
 @dataclass(frozen=True, slots=True)
-class _OfProcess:
-    """Connections of one process, and the revisions that it has seen."""
+class OfProcess:
+    """Connections of one process, and what it knows."""
 
     control: grpc.Channel
+    """Channel for small messages."""
     bulk: grpc.Channel
+    """Channel for batches."""
     revisions: Revisions
+    """Highest revision seen of each run."""
+    readers: "dict[tuple[str, int], PayloadReader]" = field(default_factory=dict)
+    """Readers of the store, by run and rank."""
+    doubts: set[Doubt] = field(default_factory=set)
 
     def close(self) -> None:
-        """Close both channels; calls under way fail."""
+        """Close all of them; calls under way fail, reads end first."""
         self.control.close()
         self.bulk.close()
+        for reader in list(self.readers.values()):
+            reader.close()
 
 
 class Connections:
@@ -43,33 +56,13 @@ class Connections:
         self._by_pid = {os.getpid(): self._connect()}
 
     @property
-    def control(self) -> grpc.Channel:
-        """Channel for small messages. Raises UsedAfterFork in a child whose fork gRPC did not survive."""
-        return self._mine().control
-
-    @property
-    def bulk(self) -> grpc.Channel:
-        """Channel for batches. Raises as `control`."""
-        return self._mine().bulk
-
-    @property
     def tokens(self) -> TokenSource:
         """Source of the token that calls carry."""
         return self._connector.tokens
 
     @property
-    def revisions(self) -> Revisions:
-        """Highest revision that this process has seen of each run."""
-        return self._mine().revisions
-
-    def close(self) -> None:
-        """Close this process's connections."""
-        self._closed = True
-        mine = self._by_pid.get(os.getpid())
-        if mine is not None:
-            mine.close()
-
-    def _mine(self) -> _OfProcess:
+    def mine(self) -> OfProcess:
+        """Those of this process. Raises UsedAfterFork in a child whose fork gRPC did not survive."""
         pid = os.getpid()
         known = self._by_pid.get(pid)
         if known is not None:
@@ -81,7 +74,14 @@ class Connections:
             made.close()
         return mine
 
-    def _connect(self) -> _OfProcess:
+    def close(self) -> None:
+        """Close this process's connections."""
+        self._closed = True
+        mine = self._by_pid.get(os.getpid())
+        if mine is not None:
+            mine.close()
+
+    def _connect(self) -> OfProcess:
         with CALLS.under_way():
             connect = self._connector.blocking
-            return _OfProcess(connect(_SINGLE_THREADED), connect(_SINGLE_THREADED), Revisions())
+            return OfProcess(connect(_SINGLE_THREADED), connect(_SINGLE_THREADED), Revisions())

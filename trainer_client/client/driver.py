@@ -24,6 +24,8 @@ class ClientOptions(Access, NamedFields):
     """Longest wait for one answer, in seconds."""
     transfer_timeout_s: float = 600.0
     """Longest time, in seconds, that the transfer of one shard may take after its wait."""
+    direct_payloads: bool = True
+    """Permission to read large groups from the store itself, where the service lets clients; False: all are relayed."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """Largest message accepted, in bytes; at least the service's limit."""
 

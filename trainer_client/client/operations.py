@@ -25,7 +25,7 @@ from trainer_client.client.connections import Connections
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.blocking import EvaluationCalls
-from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec
+from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec, Way
 from trainer_client.forks import CALLS
 from trainer_client.micro_batches import MicroBatches
 from trainer_client.policy import Policy, changed
@@ -33,7 +33,9 @@ from trainer_client.state import Ledger, RunState
 from trainer_client.waiting import OnWait, WaitNotices
 
 if TYPE_CHECKING:
+    from buffer_wire.payloads.reader import PayloadReader
     from trainer_client.batch import Batch
+    from trainer_client.client.assembly import PullAssembly
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
@@ -61,7 +63,7 @@ class ServiceClient(EvaluationCalls):
     @property
     def revisions(self) -> Revisions:
         """Highest revision seen of each run."""
-        return self._connections.revisions
+        return self._connections.mine.revisions
 
     @property
     def tokens(self) -> TokenSource:
@@ -70,11 +72,11 @@ class ServiceClient(EvaluationCalls):
 
     @property
     def _control(self) -> grpc.Channel:
-        return self._connections.control
+        return self._connections.mine.control
 
     @property
     def _bulk(self) -> grpc.Channel:
-        return self._connections.bulk
+        return self._connections.mine.bulk
 
     def close(self) -> None:
         """Close the connections; calls under way fail."""
@@ -212,13 +214,42 @@ class ServiceClient(EvaluationCalls):
         return PullLoop(self.target, self.tokens, partial(self.revisions.met, run_id))
 
     def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> "Batch":
-        """Try a pull once, for that loop."""
+        """Try a pull once, for that loop. Where payloads cannot be read the service checks and relays them."""
+        with CALLS.under_way():
+            from buffer_wire.payloads.reader import PayloadsUnreadable
+
+        doubt, doubts = spec.doubt(run_id), self._connections.mine.doubts
+        reader = self._reader(run_id, spec.rank) if self.options.direct_payloads and doubt not in doubts else None
+        if reader is not None and reader.open():
+            assembly = self._streamed(run_id, spec, within, "direct")
+            try:
+                if keys := assembly.keys:
+                    assembly.fill(reader.read(keys))
+                return assembly.finish()
+            except PayloadsUnreadable:
+                doubts.add(doubt)
+        batch = self._streamed(run_id, spec, within, "verify" if doubt in doubts else "relayed").finish()
+        doubts.discard(doubt)
+        return batch
+
+    def _reader(self, run_id: str, rank: int) -> "PayloadReader":
+        with CALLS.under_way():
+            from buffer_wire.payloads.reader import PayloadReader
+
+        who = f"trainer rank {rank}"
+        readers = self._connections.mine.readers
+        if (run_id, rank) not in readers:
+            made = PayloadReader(run_id, who, lambda trouble: self._call(requests.read_access(run_id, who, trouble)))
+            return readers.setdefault((run_id, rank), made)
+        return readers[run_id, rank]
+
+    def _streamed(self, run_id: str, spec: PullSpec, within: Deadline, way: Way) -> "PullAssembly":
         with CALLS.under_way():
             from trainer_client.client.assembly import PullAssembly
 
         wait_s = min(within.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, within.started)
-        request = spec.to_wire(self.revisions.ref(run_id), wait_s)
+        request = spec.to_wire(self.revisions.ref(run_id), wait_s, way)
         pull = self._bulk.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
         with CALLS.under_way() as call:
             stream = pull(request, timeout=wait_s + self.options.transfer_timeout_s)
@@ -230,7 +261,7 @@ class ServiceClient(EvaluationCalls):
                 raise rpc_error(raised) from raised
             finally:
                 stream.cancel()  # type: ignore[no-untyped-call]
-        return assembly.finish()
+        return assembly
 
     # ── weights ──────────────────────────────────────────────────────────────
 

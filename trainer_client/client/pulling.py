@@ -7,7 +7,7 @@ a try for at most `PULL_SLICE_S`, so that a caller hears at least that often on 
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from buffer_wire.connection.retry import Backoff, Mend, Retry, Tokens
 from buffer_wire.errors import BatchNotReady, RolloutBufferError
@@ -22,6 +22,13 @@ PULL_METHOD = "/rollout_buffer.v1.BatchService/PullBatch"
 MIN_PULL_INTERVAL_S = 0.05
 """Shortest interval, in seconds, between two tries; it matters if the service does not hold the wait that it was asked
 for."""
+
+Way: TypeAlias = Literal["direct", "relayed", "verify"]
+"""Way of the payloads of one pull: large ones by their keys, all relayed, or all relayed once the service has checked
+them."""
+
+Doubt: TypeAlias = tuple[str, int, PullKey]
+"""Run, rank and micro-batch of a pull that met unreadable payloads: they go by `verify` until the pull succeeds."""
 
 Told: TypeAlias = Callable[[RolloutBufferError], None]
 """Callback for every try that failed and is repeated. What it raises ends the wait."""
@@ -50,12 +57,17 @@ class PullSpec:
         """Return the spec of the step's next micro-batch."""
         return replace(self, micro_batch=self.micro_batch + 1, train_version=None, batch_groups=None)
 
+    def doubt(self, run_id: str) -> Doubt:
+        """Return what such a pull of the run is remembered by."""
+        return run_id, self.rank, PullKey(self.step, self.micro_batch)
+
     def __str__(self) -> str:
         return str(PullKey(self.step, self.micro_batch))
 
-    def to_wire(self, ref: common_pb2.RunRef, wait_s: float) -> batches_pb2.PullBatchRequest:
+    def to_wire(self, ref: common_pb2.RunRef, wait_s: float, way: Way = "relayed") -> batches_pb2.PullBatchRequest:
         """Build the request of one attempt that waits up to `wait_s` at the service."""
-        return batches_pb2.PullBatchRequest(run=ref, wait_ms=round(wait_s * 1000), **asdict(self))
+        flags = {} if way == "relayed" else {way: True}
+        return batches_pb2.PullBatchRequest(run=ref, wait_ms=round(wait_s * 1000), **flags, **asdict(self))
 
 
 def _pause(error: RolloutBufferError) -> float | None:

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField, UnknownRun
 from buffer_wire.messages import value_of
-from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2, tasks_pb2, weights_pb2
+from rollout_buffer.v1 import batches_pb2, common_pb2, payloads_pb2, runs_pb2, tasks_pb2, weights_pb2
 from trainer_client.client import replies
 from trainer_client.client.call import Call
 from trainer_client.policy import Policy
@@ -34,6 +34,10 @@ T = TypeVar("T")
 
 ResumeMode: TypeAlias = Literal["replay", "requeue", "discard"]
 _MODES = words(batches_pb2.ResumeMode)
+
+
+ACCESS_S = 0.25
+"""Longest time, in seconds, over which access to the store is asked for again; the pull is relayed then."""
 
 
 def new_request_id() -> str:
@@ -257,6 +261,21 @@ def checkpoint(run_id: str, *, term: int, through_step: int) -> Call[batches_pb2
         lambda ref: batches_pb2.CheckpointRequest(run=ref, term=term, through_step=through_step),
         batches_pb2.CheckpointResponse,
         lambda reply: reply.checkpointed_steps,
+    )
+
+
+def read_access(
+    run_id: str, client_id: str, trouble: str
+) -> Call[payloads_pb2.PayloadAccess, payloads_pb2.PayloadAccess]:
+    """Ask for access to the run's payloads at the store, with the reason why the last could not be used."""
+    return Call(
+        "/rollout_buffer.v1.PayloadService/GetReadAccess",
+        run_id,
+        "asking for access to the store",
+        lambda ref: payloads_pb2.PayloadAccessRequest(run=ref, client_id=client_id, trouble=trouble),
+        payloads_pb2.PayloadAccess,
+        lambda reply: reply,
+        ACCESS_S,
     )
 
 
