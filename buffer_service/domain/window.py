@@ -6,7 +6,6 @@ before and after are not one regime.
 """
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from struct import unpack
@@ -14,10 +13,16 @@ from struct import unpack
 from buffer_service.rules.totals import LENGTH_BUCKETS, STALENESS_BOUNDS, STALENESS_COUNTED
 
 
-def length_buckets(response_lengths: bytes) -> Counter[int]:
+_BUCKETS = tuple(min(bits, LENGTH_BUCKETS - 1) for bits in range(33))
+"""Bucket of a response length of a uint32, by the bits of the length less one."""
+
+
+def length_buckets(response_lengths: bytes) -> dict[int, int]:
     """Number of samples in each bucket of response lengths; `response_lengths` as in ops.GroupFacts."""
     lengths = unpack(f"<{len(response_lengths) // 4}I", response_lengths)
-    return Counter([min((length - 1).bit_length(), LENGTH_BUCKETS - 1) if length else 0 for length in lengths])
+    buckets = [_BUCKETS[(length - 1).bit_length()] if length else 0 for length in lengths]
+    # There are few of them: counting each is one call.
+    return {bucket: buckets.count(bucket) for bucket in set(buckets)}
 
 
 def no_staleness() -> dict[str, list[int]]:

@@ -9,7 +9,8 @@
 -- Hash `subqueues` names those that are not empty.
 --
 -- ctx.subqueues, subqueue_by: subqueues that this call has met, in a list, and by environment and priority;
--- all_subqueues: true once these are all; queued: groups of all subqueues.
+-- all_subqueues: true once these are all; queued: groups of all subqueues; added_groups: {subqueue, member, record} of
+-- those that are still to be written.
 
 -- @include record
 -- @include blocks
@@ -30,6 +31,7 @@ end
 function Queue.subqueue_of(ctx, environment, priority)
   if not ctx.subqueues then
     ctx.subqueues, ctx.subqueue_by = {}, {}
+    ctx.before_close[#ctx.before_close + 1] = Queue.write_added
     ctx.before_close[#ctx.before_close + 1] = Queue.unname_empty
   end
   local subqueue_by = ctx.subqueue_by
@@ -54,6 +56,7 @@ function Queue.subqueue_of(ctx, environment, priority)
 end
 
 function Queue.load_subqueues(ctx)
+  Queue.write_added(ctx)
   if not ctx.all_subqueues then
     ctx.all_subqueues = true
     for _, name in ipairs(call('HKEYS', key('subqueues'))) do
@@ -78,22 +81,48 @@ function Queue.count(ctx)
   return ctx.queued + (state.gathered and state.gathered[GATHERED_GROUPS] or 0)
 end
 
--- Writes a record into the queue. It must be of the present timeline.
+-- Puts a record into the queue. It must be of the present timeline. It is written with the others of this call, and
+-- before the queue is read again.
 function Queue.add(ctx, group)
   local subqueue = Queue.subqueue_of(ctx, group[G_ENVIRONMENT], group[G_PRIORITY])
   Queue.count(ctx)
-  if not subqueue.stored then
-    subqueue.stored = true
-    call('HSET', key('subqueues'), subqueue.name, 1)
-  end
   local member = Blocks.member_of(group[G_SEQUENCE])
-  call('HSET', Blocks.key_of(Blocks.name_of(member)), member, pack(group))
-  call('ZADD', subqueue.q, format('%d', group[G_SEQUENCE]), member)
-  call('ZADD', subqueue.a, format('%d', Record.age_of(ctx, group)), member)
+  ctx.added_groups = ctx.added_groups or {}
+  ctx.added_groups[#ctx.added_groups + 1] = {subqueue, member, group}
   if subqueue.oldest == false or subqueue.oldest and member < subqueue.oldest then
     subqueue.oldest = nil
   end
   subqueue.count, ctx.queued = subqueue.count + 1, ctx.queued + 1
+end
+
+-- Writes the records that were added, with one command for each key.
+function Queue.write_added(ctx)
+  local added, writes = ctx.added_groups or {}, {HSET = {}, ZADD = {}}
+  ctx.added_groups = nil
+  local function write(command, at, first, second)
+    local items = writes[command][at]
+    if not items then
+      items = {}
+      writes[command][at] = items
+    end
+    items[#items + 1] = first
+    items[#items + 1] = second
+  end
+  for index = 1, #added do
+    local subqueue, member, group = unpack(added[index])
+    write('HSET', Blocks.key_of(Blocks.name_of(member)), member, pack(group))
+    write('ZADD', subqueue.q, format('%d', group[G_SEQUENCE]), member)
+    write('ZADD', subqueue.a, format('%d', Record.age_of(ctx, group)), member)
+    if not subqueue.stored then
+      subqueue.stored = true
+      write('HSET', key('subqueues'), subqueue.name, 1)
+    end
+  end
+  for command, by_key in pairs(writes) do
+    for at, items in pairs(by_key) do
+      call_many(command, at, items)
+    end
+  end
 end
 
 -- The members of groups by subqueue.

@@ -16,10 +16,11 @@ function Remembered.add(ctx, task_ids)
   if not state.leaseless then
     return
   end
-  local revision = format('%d', state.revision)
-  for _, task_id in ipairs(task_ids) do
-    call('ZADD', key('remembered'), revision, task_id)
+  local revision, entries = format('%d', state.revision), {}
+  for index, task_id in ipairs(task_ids) do
+    entries[2 * index - 1], entries[2 * index] = revision, task_id
   end
+  call_many('ZADD', key('remembered'), entries)
   local beyond = call('ZCARD', key('remembered')) - REMEMBERED_TASKS
   if beyond > 0 then
     local dropped = call('ZPOPMIN', key('remembered'), beyond)
