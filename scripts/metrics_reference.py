@@ -29,6 +29,7 @@ from buffer_service.observability.metrics import (
     REFUSALS,
     RpcMetrics,
 )
+from buffer_service.observability.relaying import RELAYED
 from buffer_service.observability.store_metrics import STORE_ERRORS, StoreMetrics
 from buffer_service.rules.filters import REASONS
 from buffer_service.rules.pauses import Pause
@@ -69,6 +70,7 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("runs_unread", "reason"): UNREAD,
     ("group_staleness_versions", "part"): ("total", "pre_queue", "in_queue"),
     ("*", "part"): ("pre_queue", "in_queue"),
+    ("relaying_clients", "of"): tuple(RELAYED.values()),
     ("held_bytes", "direction"): DIRECTIONS,
     ("lost_payloads", "found"): FOUND,
     ("rpcs", "code"): sorted(code.name for code in grpc.StatusCode),

@@ -11,6 +11,7 @@ from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.observability.estimate import estimate
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
+from buffer_service.observability.relaying import relaying
 
 
 def in_short(view: RunView) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def whole(view: RunView, evaluations: Sequence[EvaluationView]) -> dict[str, Any
         "tasks_balanced": tasks_balanced(view),
         "filter_starves": starved(view),
         "waits_on": waits_on(Situation.of(view)),
+        "relayed": relaying(view),
         "estimate": asdict(estimate(view)),
         "evaluations": [asdict(evaluation) for evaluation in evaluations],
     }

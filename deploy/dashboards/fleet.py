@@ -75,6 +75,7 @@ _ENGINES = Row(
                 "starting: not connected yet. stopped: said good-bye. silent: not heard of for a minute."
             ),
             unit="none",
+            width=6,
             stacked=True,
             lines=[Series(of_run("engines", "state"), "{{state}}")],
         ),
@@ -85,6 +86,7 @@ _ENGINES = Row(
                 "transfers, or for max_unavailable_engines below what the fleet needs."
             ),
             unit="none",
+            width=6,
             lines=[
                 Series(of_run("engine_lag_max_versions"), "versions behind"),
                 Series(of_run("staleness_limit_versions"), "max_staleness", dashed=True),
@@ -97,8 +99,19 @@ _ENGINES = Row(
                 "60 s the engine counts as silent."
             ),
             unit="s",
+            width=6,
             lines=[Series(of_run("engine_silent_max_seconds"), "silence")],
             limits=[(60, "red")],
+        ),
+        TimeSeries(
+            title="Clients whose payloads are relayed",
+            description=(
+                "Workers (pushes) and trainers (pulls) that cannot use the store themselves. All works, at more CPU of "
+                "the service; `rollout-buffer status` says why."
+            ),
+            unit="none",
+            width=6,
+            lines=[Series(of_run("relaying_clients", "of"), "{{of}}")],
         ),
         TimeSeries(
             title="Reloads",

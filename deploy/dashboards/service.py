@@ -106,12 +106,16 @@ _RPCS = Row(
             lines=[Series(process_quantile(0.99, "rpc_seconds", "method", method=_AT_ONCE), "{{method}}")],
         ),
         TimeSeries(
-            title="Groups on the wire",
-            description="Bytes of messages with groups: in from workers, out to trainers.",
+            title="Bytes of groups, relayed and direct",
+            description=(
+                "Bytes of groups: in from workers, out to trainers; direct: between them and the store, past the "
+                "service. Much relayed where direct is expected: see the clients that relay, on Fleet."
+            ),
             unit="Bps",
             lines=[
                 Series(process_rate("rpc_received_bytes_total", "method"), "in, {{method}}"),
                 Series(process_rate("rpc_sent_bytes_total", "method"), "out, {{method}}"),
+                Series(process_rate("direct_bytes_total", "method"), "direct, {{method}}"),
             ],
         ),
     ],

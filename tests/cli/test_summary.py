@@ -1,11 +1,11 @@
-"""Tests of what `rollout-buffer status` shows of a run's engines."""
+"""Tests of what `rollout-buffer status` shows of a run's engines, and of clients that relay."""
 
 from io import StringIO
 
 from rich.console import Console
 
 from buffer_cli.status.summary import print_run
-from buffer_service.domain.ops import EngineReport, WeightVersion
+from buffer_service.domain.ops import EngineReport, RelayingClient, WeightVersion
 from buffer_service.observability.estimate import estimate
 from tests.support.views import make_view
 
@@ -29,3 +29,19 @@ def test_engines_are_shown_with_their_process_group_and_silence() -> None:
     assert rows["alone"][3:7] == ["-", "7", "120 ms", "12 s"]
     assert rows["member"][3] == "2"
     assert rows["prepared"][3] == "2, ready for 4"
+
+
+def test_clients_that_relay_are_counted_by_direction_with_their_reasons() -> None:
+    def client(name: str, why: str, *, writes: bool = True) -> RelayingClient:
+        return RelayingClient(name, writes, why, silent_ms=0)
+
+    slow, refused = "the store at s:6379: no answer in time", "[red]refused[/red]"
+    clients = [client("w1", refused), client("w2", slow), client("w3", slow), client("w4", "a"), client("w5", "b")]
+    view = make_view(relaying=[*clients, client("trainer rank 0", refused, writes=False)])
+    shown = StringIO()
+    print_run(Console(file=shown, width=200, highlight=False), view, estimate(view))
+    lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    assert f"relayed pushes 5 clients: {slow} (2); {refused} (1); 2 other reasons" in lines
+    assert f"relayed pulls 1 client: {refused} (1)" in lines
+    print_run(Console(file=(without := StringIO())), make_view(), estimate(view))
+    assert "relayed" not in without.getvalue()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_buffer.v1 import runs_pb2, weights_pb2
+from rollout_buffer.v1 import payloads_pb2, runs_pb2, weights_pb2
 from tests.page.browser import Chromium, Screen
 from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, make_group, make_task
 from tests.support.service import ServiceProcess
@@ -75,6 +75,18 @@ def test_drops_are_named_with_their_reasons(screen: Screen, named: Named) -> Non
     screen.until("#drops", "dropped_overflow3")
     screen.until("#drops", "the queue was full")
     screen.until("#drops", "2 for equal_rewards")
+
+
+def test_clients_that_relay_are_shown_with_their_reason(screen: Screen, named: Named, rpc: Rpc) -> None:
+    run = named("relayed")
+    asked = payloads_pb2.PayloadAccessRequest(run=run.ref, client_id="w", trouble=HOSTILE)
+    rpc.payloads.GetWriteAccess(asked, timeout=TIMEOUT_S)
+    screen.visit(run.run_id)
+    screen.until("#sentences", f"Payloads of pushes are relayed for 1 client: {HOSTILE} (1)")
+    asked.trouble = ""
+    rpc.payloads.GetWriteAccess(asked, timeout=TIMEOUT_S)
+    screen.until("#sentences", re.compile("^$"))
+    assert screen.errors == []
 
 
 def test_an_engine_that_is_not_well_stands_out_and_comes_first(screen: Screen, named: Named) -> None:

@@ -10,6 +10,7 @@ import pytest
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
+from buffer_wire.payloads.access import StoreAccess
 from rollout_buffer.v1 import common_pb2, payloads_pb2
 from tests.service.refusals import refused
 from tests.support.rpc import Rpc, RunRpc, connect, failure
@@ -76,7 +77,7 @@ def test_a_service_without_direct_payloads_relays_by_its_own_will(tmp_path: Path
     with running_service(tmp_path, direct_payloads=False) as service, closing(connect(service.address)) as rpc:
         run = rpc.create()
         access = rpc.payloads.GetReadAccess(request_of(run, trouble="anything"))
-        assert "--no-direct-payloads" in access.relayed_because
+        assert "--no-direct-payloads" in StoreAccess.checked(access).relayed_because
         assert not access.addresses
         assert not run.get().relaying
 
@@ -108,7 +109,7 @@ def test_the_operators_users_stand_in_where_the_service_may_make_none(tmp_path: 
         with running_service(tmp_path / "a", store=limited) as service, closing(connect(service.address)) as rpc:
             run = rpc.create()
             access = rpc.payloads.GetWriteAccess(request_of(run))
-            assert "RB_PAYLOAD_WRITER" in access.relayed_because
+            assert "RB_PAYLOAD_WRITER" in StoreAccess.checked(access).relayed_because
             assert [client.why for client in run.get().relaying] == [access.relayed_because]
         named = ("env", "RB_PAYLOAD_WRITER=writer:one", "RB_PAYLOAD_READER=reader:two")
         service = ServiceProcess(tmp_path / "b", {"store": limited, "rpc_processes": 1}, within=named)

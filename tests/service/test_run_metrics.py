@@ -1,7 +1,7 @@
 """Metrics of runs, from views that the test makes up."""
 
 from buffer_service.admin.metrics.runs import RunCollector
-from buffer_service.domain.ops import Amount, EngineReport, RunView, WeightVersion
+from buffer_service.domain.ops import Amount, EngineReport, RelayingClient, RunView, WeightVersion
 from buffer_service.domain.policy import RunPolicy
 from tests.support.views import make_engines, make_view
 
@@ -97,3 +97,9 @@ def test_last_reloads_are_those_of_engines_that_are_heard_of_and_have_reloaded()
     seen = values(make_view(engines=[report(1, 1_000), report(2, 3_000), report(0, 0), report(1, 9_000, 60_000)]))
     assert (seen["engine_last_reload_mean_seconds",], seen["engine_last_reload_max_seconds",]) == (2, 3)
     assert ("engine_last_reload_max_seconds",) not in values(make_view(engines=[report(0, 0)]))
+
+
+def test_clients_that_relay_are_counted_by_what_is_relayed_for_them() -> None:
+    clients = [RelayingClient(name, writes=True, why="refused", silent_ms=0) for name in ("w1", "w2")]
+    seen = values(make_view(relaying=clients))
+    assert (seen["relaying_clients", "pushes"], seen["relaying_clients", "pulls"]) == (2, 0)

@@ -11,6 +11,7 @@ from buffer_service.domain.policy import UNSET
 from buffer_service.observability.diagnosis import SILENT_MS
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
+from buffer_service.observability.relaying import RELAYED
 from buffer_service.rules.statistics import STATISTICS
 from buffer_service.rules.totals import RELOAD_PHASES
 
@@ -57,6 +58,7 @@ class RunCollector(Collector):
         yield from self._statistics()
         yield from self._engines()
         yield from self._reloads()
+        yield self._relaying()
 
     def _ledgers(self) -> Iterator[GaugeMetricFamily]:
         for unit in UNITS:
@@ -211,6 +213,18 @@ class RunCollector(Collector):
                 ended.add_metric([view.run_id, phase], count)
                 seconds.add_metric([view.run_id, phase], time_ms / 1000)
         yield from (ended, seconds)
+
+    def _relaying(self) -> GaugeMetricFamily:
+        clients = GaugeMetricFamily(
+            "rollout_buffer_relaying_clients",
+            "Clients of the last hour, at most 64 of a run, that asked for access to the store and have the service "
+            "relay their payloads nevertheless.",
+            labels=["run", "of"],
+        )
+        for view in self._views:
+            for writes, what in RELAYED.items():
+                clients.add_metric([view.run_id, what], sum(client.writes is writes for client in view.relaying))
+        return clients
 
     def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"rollout_buffer_{name}", text, labels=["run"])

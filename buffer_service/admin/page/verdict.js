@@ -14,7 +14,8 @@ export function showVerdict(run) {
   setText(byId("headline"), known ? verdict.sentences[0] : `no verdict yet: ${reason}`);
   setAttribute(byId("verdict"), "data-bound", verdict.bound);
   setText(byId("waits-on"), run.waits_on);
-  listTexts(byId("sentences"), verdict.sentences.slice(1));
+  const relayed = Object.entries(run.relayed).map(([what, clients]) => `Payloads of ${what} are relayed for ${clients}`);
+  listTexts(byId("sentences"), [...verdict.sentences.slice(1), ...relayed]);
   tell("next", known ? "" : nextStep(run));
   show(byId("advice-card"), known);
   show(byId("advice"), advice.length > 0);

@@ -26,6 +26,9 @@ MAX_TROUBLE_CHARS = 512
 NAMED_USER_MS = 3_600_000
 """Time after which a client that has a user of the operator's asks again."""
 
+RELAYED_MS = 60_000
+"""Time after which a client without access asks again."""
+
 
 @dataclass(frozen=True, slots=True)
 class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
@@ -51,18 +54,18 @@ class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
         if self.settings.direct_payloads is False:
             # Nobody relays against anybody's will.
             await self.store.call(commands.note_client(run_id, direction, client_id, ""))
-            return pb.PayloadAccess(relayed_because="the service was started with --no-direct-payloads")
+            return _relayed("the service was started with --no-direct-payloads")
         place = self.store.payload_place()
         offered = offer(self.settings, place, context.peer())
         noted = await self._note(run_id, direction, client_id, trouble or offered.why)
         if not offered.addresses:
-            return pb.PayloadAccess(relayed_because=offered.why)
+            return _relayed(offered.why)
         try:
             user = _named(named) or await self.store.payload_user(run_id, direction, noted)
         except UsersRefused as refusal:
             why = f"{refusal}; name users with RB_PAYLOAD_WRITER and RB_PAYLOAD_READER"
             await self._note(run_id, direction, client_id, why)
-            return pb.PayloadAccess(relayed_because=why)
+            return _relayed(why)
         return self._granted(offered, user, place)
 
     async def _note(self, run_id: str, direction: Direction, client_id: str, why: str) -> ops.NotedClient:
@@ -84,6 +87,10 @@ class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
             unpushed_ms=ops.UNPUSHED_MS,
             valid_ms=user.valid_ms,
         )
+
+
+def _relayed(why: str) -> pb.PayloadAccess:
+    return pb.PayloadAccess(relayed_because=why[:MAX_TROUBLE_CHARS], valid_ms=RELAYED_MS)
 
 
 def _named(user: str) -> ops.StoreUser | None:
