@@ -1,4 +1,4 @@
-"""Writes into the docs what the code says better: tables of the rules, and the list of all folders with their files.
+"""Writes into the docs what the code says better: tables of the rules, and the list of all files.
 
 A page says where: what stands between `<!-- rules: NAME -->` and `<!-- end of rules -->` is written from
 buffer_service/rules/ and buffer_service/domain/policy.py, or from the tree.
@@ -97,21 +97,41 @@ def task_transitions() -> Iterator[str]:
     return _transitions(TASK_TRANSITIONS)
 
 
-def folders() -> Iterator[str]:
-    """Folders of the product, each with what its docstring says first, and its files."""
-    yield from _head("folder", "holds", "files")
-    files = [one for package in PRODUCT for one in (ROOT / package).rglob("*") if one.suffix in (".py", ".lua", ".js")]
-    for folder in sorted({one.parent for one in files}):
-        own = sorted(one for one in files if one.parent == folder and not one.stem.startswith("__"))
-        package = folder / "__init__.py"
-        if package.exists():
-            text = ast.get_docstring(ast.parse(package.read_text("utf-8"))) or ""
-            holds = " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
-        else:
-            kind = "Libraries of scripts" if folder.parent.name == "lib" else "Scripts"
-            holds = f"{kind}: {folder.name}"
-        named = ", ".join(one.stem if one.suffix == ".py" else one.name for one in own)
-        yield _row(f"`{folder.relative_to(ROOT)}/`", holds, named)
+def files() -> Iterator[str]:
+    """Folders of the contract, the product and its deployment, and what each of their files says first."""
+    kept = [one for root in ("proto", *PRODUCT, "deploy") for one in (ROOT / root).rglob("*") if one.suffix in OPENINGS]
+    for folder in sorted({one.parent for one in kept}):
+        yield f"\n**`{folder.relative_to(ROOT)}/`** {_said(folder / '__init__.py')}\n\n".replace("** \n", "**\n")
+        for one in sorted(kept):
+            if one.parent == folder and not one.stem.startswith("__"):
+                yield f"- `{one.name}`: {_said(one)}\n".replace(": \n", "\n")
+
+
+OPENINGS: Mapping[str, str] = {
+    ".py": "",
+    ".lua": r"((?:-- ?.*\n)+)",
+    ".js": r"((?:// ?.*\n)+)",
+    ".proto": r"((?:// ?.*\n)+)",
+    ".css": "(?!)",
+    ".html": r"<!-- (.*?) -->",
+    ".tpl": r"\{\{/\* (.*?) \*/\}\}",
+    ".yaml": r"((?:# ?.*\n)+)",
+    ".sh": r"#!.*\n((?:# ?.*\n)+)",
+}
+"""Opening of a file that says what it is, by its suffix; of Python it is the docstring."""
+
+
+def _said(file: Path) -> str:
+    """First sentence of what a file says of itself; empty for none."""
+    if not file.exists():
+        return ""
+    text = file.read_text("utf-8")
+    if file.suffix == ".py":
+        said = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
+    else:
+        opening = re.match(OPENINGS[file.suffix], text)
+        said = re.sub(r"(?m)^(--|//|#) ?", "", opening[1]) if opening else ""
+    return re.split(r"(?<=\.)\s", " ".join(said.split()), maxsplit=1)[0].rstrip(".:")
 
 
 TABLES: Mapping[str, Callable[[], Iterable[str]]] = {
@@ -120,7 +140,7 @@ TABLES: Mapping[str, Callable[[], Iterable[str]]] = {
     "statistics": statistics,
     "group transitions": group_transitions,
     "task transitions": task_transitions,
-    "folders": folders,
+    "files": files,
 }
 
 

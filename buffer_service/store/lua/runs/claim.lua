@@ -1,8 +1,8 @@
--- Says with which revision a run came into the hands of a server, and whether that is behind what a process of the
--- service has acknowledged. A process calls it before anything else that it does to the run on that server: the first
--- one to come finds the revision as the server got it, and the others are compared with that, however far the run has
--- moved on by then. A run of an older version of the service also gets the fields of the policy that it lacks, which
--- scripts take to be there, and a secret.
+-- Says with which revision a run came to a server, and whether that is behind what was acknowledged. A process calls
+-- it before anything else that it does to the run on that server: the first one to come finds the revision as the
+-- server got it, and the others are compared with that, however far the run has moved on by then. A run of an older
+-- version of the service also gets the fields of the policy that it lacks, which scripts take to be there, and a
+-- secret.
 --
 -- KEYS[1] rb:{R}:run; its fields server, survived (the revision that the run had when that server came to it) and
 --         survived_term (its term then: a resume has settled since what was lost)

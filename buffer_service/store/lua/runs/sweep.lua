@@ -1,4 +1,4 @@
--- Housekeeping of a run: ends leases that are past their expiry, frees what was released, gives up payloads that were
+-- Housekeeping of a run. Ends leases that are past their expiry, frees what was released, gives up payloads that were
 -- staged and never indexed, forgets engines and idle workers that are silent. Any number of replicas may sweep at once.
 --
 -- KEYS[1] rb:{R}:run

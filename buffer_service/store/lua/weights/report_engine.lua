@@ -1,4 +1,4 @@
--- Records what a worker says of an engine, adds what its counters grew by to the run's totals, and gives or takes back
+-- Records what a worker says of an engine. Adds what its counters grew by to the run's totals, and gives or takes back
 -- its permit to be out of service for a load.
 --
 -- KEYS[1] rb:{R}:run
