@@ -134,6 +134,17 @@ def split_group(body: memoryview) -> tuple[memoryview, memoryview]:
 
     A header or payload that is there twice is refused: whoever parses the whole would merge them.
     """
+    usual = _split_usual(body)
+    return usual if usual is not None else _split_unusual(body)[:2]
+
+
+def split_pushed(body: memoryview) -> tuple[memoryview, memoryview, groups_pb2.StoredPayload | None]:
+    """Header and payload of a Group as it is pushed, and what it says in place of a payload; see `split_group`."""
+    usual = _split_usual(body)
+    return (*usual, None) if usual is not None else _split_unusual(body)
+
+
+def _split_usual(body: memoryview) -> tuple[memoryview, memoryview] | None:
     if len(body) > 2 and body[0] == _HEADER_TAG:
         # As it is nearly always written: header, payload, and nothing else.
         size, at = read_varint(body, 1)
@@ -142,15 +153,19 @@ def split_group(body: memoryview) -> tuple[memoryview, memoryview]:
             size, start = read_varint(body, stop + 1)
             if start + size == len(body) and start - stop <= _MAX_LENGTH_END:
                 return body[at:stop], body[start:]
+    return None
+
+
+def _split_unusual(body: memoryview) -> tuple[memoryview, memoryview, groups_pb2.StoredPayload | None]:
     # It is kept and handed on as it is: what we skip, others may not.
-    _parse(groups_pb2.Group, body)
+    group = _parse(groups_pb2.Group, body)
     parts = {1: _EMPTY, 2: _EMPTY}
     for number, value in fields(body):
         if number in parts and isinstance(value, memoryview):
             if parts[number] is not _EMPTY:
                 raise MalformedMessage(f"field {number} of the group is there twice")
             parts[number] = value
-    return parts[1], parts[2]
+    return parts[1], parts[2], group.stored if group.HasField("stored") else None
 
 
 def join_group(header: groups_pb2.GroupHeader, payload: Buffer) -> list[Buffer]:

@@ -42,8 +42,9 @@ class GroupSummary:
     """Samples with finish reason LENGTH."""
 
 
-def check_group(header: pb.GroupHeader, payload_len: int, *, partial_rollout: bool = False) -> GroupSummary:
-    """Check a group, or a partial rollout (whose samples may be unfinished or empty). `payload_len` in bytes.
+def check_group(header: pb.GroupHeader, payload_len: int | None, *, partial_rollout: bool = False) -> GroupSummary:
+    """Check a group, or a partial rollout (whose samples may be unfinished or empty). `payload_len` in bytes; None: the
+    payload is not here.
 
     The service does this for every push, so the ordinary case reads each field once. A header that fails is checked
     again, slowly, for an error that names the field.
@@ -64,7 +65,7 @@ def check_group(header: pb.GroupHeader, payload_len: int, *, partial_rollout: bo
     summary = _check_samples(samples, partial_rollout=partial_rollout)
     specs = _check_columns(header)
     expected = extent(specs, summary.tokens, len(samples))
-    if payload_len != expected:
+    if payload_len not in (None, expected):
         raise InvalidField(
             "payload", f"{payload_len} bytes", f"the {expected} bytes that its {len(specs)} columns take"
         )

@@ -12,6 +12,7 @@ from buffer_wire.revision import NO_REVISION, Revision
 
 _REFUSED_FOR = {"first_revision": ops.PushKind.FORGOTTEN, "stored_bytes": ops.PushKind.EVALUATIONS_FULL}
 """Kinds of refusals by the field that is to blame; of every other field INVALID."""
+_KINDS = {kind.value.encode(): kind for kind in ops.PushKind}
 
 
 def push_portion(
@@ -50,7 +51,7 @@ def _pushed(facts: ops.GroupFacts, key: str, outcome: bytes | list[bytes]) -> op
         field, value, limit = (text(part) for part in outcome)
         kind = _REFUSED_FOR.get(field, ops.PushKind.INVALID)
         return ops.Pushed(kind, group_id, "", field, value, limit, sink)
-    kind = ops.PushKind(text(outcome))
+    kind = _KINDS[outcome]
     return ops.Pushed(kind, group_id, key if kind is ops.PushKind.BLOCKED else "", sink=sink)
 
 
@@ -62,7 +63,7 @@ def _pack_group(facts: ops.GroupFacts, payload_key: str) -> tuple[object, ...]:
     head, tail = facts.head, facts.tail
     return (
         *(payload_key, head.term, head.version, tail.term, tail.version),
-        *(int(facts.spans_versions), int(facts.equal_rewards)),
+        *(int(facts.spans_versions), int(facts.equal_rewards), int(facts.stored)),
         [number for entry in length_buckets(facts.response_lengths).items() for number in entry],
         [number for made, tokens in facts.version_tokens for number in (made.term, made.version, tokens)],
         *_facts(facts),

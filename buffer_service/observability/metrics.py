@@ -93,7 +93,7 @@ class RpcMetrics:
         # Looking up a label costs more than counting.
         self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup")}
         self._sent = {method: sent.labels(method) for method in ("PullBatch",)}
-        self._direct = {method: direct.labels(method) for method in ("PullBatch",)}
+        self._direct = {method: direct.labels(method) for method in ("PushGroups", "PushGroup", "PullBatch")}
         self._lost = {found: lost.labels(found) for found in FOUND}
         self._pushed = {kind: pushed.labels(kind.value) for kind in ops.PushKind if kind not in OF_RESULTS}
         self._evaluated = {outcome: evaluated.labels(outcome) for outcome in EVALUATION_OUTCOMES}

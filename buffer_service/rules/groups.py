@@ -8,7 +8,7 @@ RECORD = (
 """Fields of a group's record (store/lua/lib/groups/record.lua), in order."""
 
 MADE = (
-    *("payload", "head_term", "head", "tail_term", "tail", "spans", "equal_rewards"),
+    *("payload", "head_term", "head", "tail_term", "tail", "spans", "equal_rewards", "stored"),
     *("length_buckets", "version_tokens"),
 )
 """Fields of a pushed group that are made for the script, out of its payload key and its facts."""

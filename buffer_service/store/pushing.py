@@ -37,15 +37,20 @@ class Pushing:
     async def push(self, run_id: str, groups: Sequence[ops.NewGroup], seen_revision: Revision) -> ops.PushResult:
         """Store payloads and index them."""
         tries = [
-            _Try(group.facts, payload_key(run_id, new_nonce(), group.checksum, len(group.body)), group.body)
+            _Try(
+                group.facts,
+                payload_key(run_id, group.nonce or new_nonce(), group.checksum, group.facts.size_bytes),
+                group.body,
+            )
             for group in groups
         ]
         results: list[ops.PushResult] = []
         try:
             for portion in _portions(tries):
-                payloads = [(one.key, one.body) for one in portion]
+                relayed = [one for one in portion if not one.facts.stored]
+                payloads = [(one.key, one.body) for one in relayed]
                 results.append(await self._decide(run_id, portion, payloads, seen_revision=seen_revision))
-                self._recent.put((one.key, one.body) for one in portion if one.is_now(ops.PushKind.QUEUED))
+                self._recent.put((one.key, one.body) for one in relayed if one.is_now(ops.PushKind.QUEUED))
         except BaseException:
             # The portions before stay pushed, but nobody would come again for what they left blocked.
             if blocked := [one.key for one in tries if one.is_now(ops.PushKind.BLOCKED)]:

@@ -127,6 +127,7 @@ def constants() -> dict[str, int]:
         "MAX_EVAL_ATTEMPTS": MAX_ATTEMPTS,
         "EVAL_FAILURES_SHOWN": FAILURES_SHOWN,
         "REMEMBERED_TASKS": groups.REMEMBERED_TASKS,
+        "UNPUSHED_MS": groups.UNPUSHED_MS,
         "WINDOW_VERSIONS": WINDOW_VERSIONS,
         **{f"G_{name.upper()}": place for place, name in enumerate(RECORD, 1)},
         **{f"P_{name.upper()}": place for place, name in enumerate(PUSHED, 1)},

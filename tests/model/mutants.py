@@ -250,12 +250,12 @@ def back_to_the_end(line: PushLine, payload_key: str, now: int) -> bool:
     return not known
 
 
-_refuse = pushing._refuse
+_missing = pushing._missing
 
 
-def what_is_gone_is_closed(run: RunState, facts: ops.GroupFacts, *, gone: bool) -> ops.Pushed | None:
-    refused = _refuse(run, facts, gone=gone)
-    return replace(refused, kind=ops.PushKind.CLOSED) if gone and refused is not None else refused
+def what_is_gone_is_closed(facts: ops.GroupFacts, *, gone: bool) -> ops.Pushed | None:
+    refused = _missing(facts, gone=gone)
+    return replace(refused, kind=ops.PushKind.CLOSED) if refused is not None else None
 
 
 def forgotten_at_once(run: RunState, task_id: str) -> None:
@@ -481,7 +481,7 @@ MUTANTS: dict[str, Defect] = {
     "a retry goes to the end of the line": Defect("standing in line", PushLine, "wait", back_to_the_end),
     "places in line last a millisecond longer": Defect("standing in line", line, "TICKET_MS", 3_001),
     "a blocked push that was given up is closed": Defect(
-        "standing in line", pushing, "_refuse", what_is_gone_is_closed
+        "standing in line", pushing, "_missing", what_is_gone_is_closed
     ),
     "blocked pushes are never given up": Defect("standing in line", pushing, "give_up", lambda _: None),
     "blocked pushes last a millisecond longer": Defect("standing in line", pushing, "STAGING_AGE_MS", 600_001),

@@ -44,7 +44,7 @@ OPERATIONS = (
 _NEVER = {TaskState.CANCELLED}
 """States that no operation leads to: a lease that is cancelled makes its task pending again."""
 
-_NOT_PUSHED = (PushKind.GONE, PushKind.RECORDED, PushKind.EVALUATIONS_FULL)
+_NOT_PUSHED = (PushKind.GONE, PushKind.PAYLOAD_MISSING, PushKind.RECORDED, PushKind.EVALUATIONS_FULL)
 """Outcomes that no push to the queue has: of a retry, and of evaluations (test_evaluations_against_store.py)."""
 
 EXPECTED = frozenset(

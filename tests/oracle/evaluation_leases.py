@@ -109,10 +109,12 @@ def record(run: RunState, facts: GroupFacts, payload_key: str, *, gone: bool) ->
         return _pushed(facts, PushKind.UNKNOWN_LEASE if named is None else PushKind.CLOSED)
     if task is None or named is None or named.incarnation or named.attempt > task.attempt:
         return _pushed(facts, PushKind.UNKNOWN_LEASE)
-    refused = _judge(task, facts, named.attempt, gone=gone) or _check_group(evaluation, task, facts)
+    refused = _judge(task, facts, named.attempt) or _check_group(evaluation, task, facts)
     stored = run.evaluations.stored_bytes - len(task.spec) + facts.size_bytes
     if refused is None and stored > MAX_STORED_BYTES:
         refused = replace(_named(facts, "stored_bytes", stored, str(MAX_STORED_BYTES)), kind=PushKind.EVALUATIONS_FULL)
+    if refused is None and gone:
+        refused = _pushed(facts, PushKind.GONE)
     if refused is not None:
         return refused
     _end(run, evaluation, task, "finished", facts.size_bytes)
@@ -184,10 +186,8 @@ def _fail(run: RunState, evaluation: Evaluation, task: Task, why: str) -> None:
         _end(run, evaluation, task, "failed", 0)
 
 
-def _judge(task: Task, facts: GroupFacts, attempt: int, *, gone: bool) -> Pushed | None:
+def _judge(task: Task, facts: GroupFacts, attempt: int) -> Pushed | None:
     """Tell whether the task still wants this attempt's result."""
-    if gone:
-        return _pushed(facts, PushKind.GONE)
     if task.accepted == attempt:
         return _pushed(facts, PushKind.DUPLICATE)
     return _pushed(facts, PushKind.CLOSED) if task.state in ("finished", "failed") else None

@@ -50,14 +50,20 @@ def push(run: RunState, groups: Iterable[tuple[GroupFacts, str]], *, retry: bool
 def _judged(run: RunState, facts: GroupFacts, payload_key: str, *, gone: bool) -> Pushed:
     if sink_of(facts.lease_id) is TaskSink.EVALUATIONS:
         return evaluation_leases.record(run, facts, payload_key, gone=gone)
-    return _refuse(run, facts, gone=gone) or _filter(run, facts, payload_key) or _place(run, facts, payload_key)
+    refused = _refuse(run, facts) or _filter(run, facts, payload_key)
+    return refused or _missing(facts, gone=gone) or _place(run, facts, payload_key)
 
 
-def _refuse(run: RunState, facts: GroupFacts, *, gone: bool) -> Pushed | None:
+def _missing(facts: GroupFacts, *, gone: bool) -> Pushed | None:
+    """Say that the payload is not there any more."""
+    return _pushed(facts, PushKind.GONE) if gone else None
+
+
+def _refuse(run: RunState, facts: GroupFacts) -> Pushed | None:
     """Say why this group is not accepted, whatever room there is; None when it may be."""
     invalid = _invalid(run, facts)
-    if invalid is not None or gone:
-        return invalid or _pushed(facts, PushKind.GONE)
+    if invalid is not None:
+        return invalid
     task = run.tasks.get(facts.task_id)
     refused = _judge_unknown(run, facts) if task is None else _judge(run, task, facts)
     if refused is None and not run.has_environment_left(facts.environment):

@@ -3,6 +3,7 @@
 import itertools
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from buffer_service import commands
@@ -12,6 +13,7 @@ from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.limits import MAX_MESSAGE_BYTES
+from buffer_wire.payloads.keys import new_nonce, payload_key
 from buffer_wire.revision import Revision
 from tests.oracle.rules.proofs import prove
 
@@ -174,6 +176,20 @@ class Run:
             )
             self._announced = view.term, newest
 
+    async def write(self, group: ops.NewGroup, body: bytes | None = None) -> ops.NewGroup:
+        """The group as its pusher pushes it that has written its body, or another one, to the store."""
+        written = ops.NewGroup(replace(group.facts, stored=True), b"", group.checksum, new_nonce())
+        await self.set_payload(written, group.body if body is None else body)
+        return written
+
+    async def set_payload(self, written: ops.NewGroup, body: ops.Buffer) -> None:
+        """Write a body as a pusher does, who may repeat it."""
+        await self.command("SET", self.key_of(written), body, "NX", "PX", ops.UNPUSHED_MS)
+
+    def key_of(self, written: ops.NewGroup) -> str:
+        """The key of what a pusher has written."""
+        return payload_key(self.run_id, written.nonce, written.checksum, written.facts.size_bytes)
+
     async def push(self, *groups: ops.NewGroup, seen: int = 0) -> list[ops.Pushed]:
         if any(group.facts.tail.version for group in groups):
             await self.announce(*(group.facts.tail for group in groups))
@@ -313,8 +329,13 @@ class Run:
         return {text(field): bytes(value) for field, value in zip(flat[::2], flat[1::2], strict=True)}
 
     async def payload_keys(self) -> set[str]:
-        """Payloads that exist."""
-        return {text(key) for key in await self.command("KEYS", "rb:p:*")}
+        """Payloads that stay."""
+        keys = {text(key) for key in await self.command("KEYS", "rb:p:*")}
+        return {key for key in keys if await self.command("PTTL", key) == -1}
+
+    async def unpushed_keys(self) -> set[str]:
+        """Payloads that expire."""
+        return {text(key) for key in await self.command("KEYS", "rb:p:*")} - await self.payload_keys()
 
     async def living_keys(self) -> set[str]:
         """Payloads that something refers to: groups that are queued, gathered or assembled, partial rollouts, pushes

@@ -103,5 +103,5 @@ def test_expanded_scripts_are_written_for_the_linter(tmp_path: Path) -> None:
 
 
 def test_every_fact_of_a_pushed_group_reaches_the_script() -> None:
-    made = {"head", "tail", "spans_versions", "equal_rewards", "version_tokens"}
+    made = {"head", "tail", "spans_versions", "equal_rewards", "version_tokens", "stored"}
     assert {field.name for field in fields(GroupFacts)} == made | {*FACTS}

@@ -25,7 +25,8 @@ STAGING_AGE_MS = 600_000
 nobody."""
 
 UNPUSHED_MS = 600_000
-"""Time for which a payload that its client wrote lies in the store before a push has named it."""
+"""Time for which a payload that its client wrote lies in the store before a push names it, or tries again after a
+full queue."""
 
 REMEMBERED_TASKS = 32_768
 """Names of tasks that a run keeps after their checkpoint, where groups are pushed without leases: 100 bytes each."""
@@ -74,6 +75,8 @@ class GroupFacts:
 
     first_revision: int = 0
     """Revision of the run, as the pusher knew it before it first tried this group; 0: the present one."""
+    stored: bool = False
+    """True when its pusher has written it to the store, or says so."""
 
 
 class PushKind(StrEnum):
@@ -93,6 +96,8 @@ class PushKind(StrEnum):
     """The result of an evaluation's task."""
     EVALUATIONS_FULL = "evaluations_full"
     """Not recorded: the run keeps as much of evaluations as it may."""
+    PAYLOAD_MISSING = "payload_missing"
+    """Not accepted: what its pusher has written is not there, or not free for it."""
     FORGOTTEN = "forgotten"
     """Pushed without a lease, and first tried before what the run remembers: perhaps it was accepted then."""
     INVALID = "invalid"
@@ -122,8 +127,11 @@ class NewGroup:
 
     facts: GroupFacts
     body: Buffer = field(repr=False)
+    """Empty where its pusher has written it to the store."""
     checksum: int = 0
     """Checksum of its header and payload, which its payload key names."""
+    nonce: bytes = b""
+    """Nonce of its payload key; empty: one is drawn."""
     outcome: Pushed | None = None
     """Outcome of the last try. Whoever has groups pushed sets it, and lets the body go once the store has it."""
 

@@ -14,10 +14,11 @@ from buffer_service.rpc.convert import fields
 from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_service.rules.totals import MOST, MOST_BEHIND
 from buffer_wire import limits
-from buffer_wire.codec import MalformedMessage, PushBundle, split_group
+from buffer_wire.codec import MalformedMessage, PushBundle, group_head, split_pushed
 from buffer_wire.enums import numbers
 from buffer_wire.errors import EvaluationsFull, InvalidField, RolloutBufferError, UnknownLease
-from buffer_wire.payloads.keys import group_checksum, payload_checksum
+from buffer_wire.layout import payload_bytes
+from buffer_wire.payloads.keys import NONCE_BYTES, group_checksum, payload_checksum
 from buffer_wire.revision import Revision
 from buffer_wire.status import to_detail
 from buffer_wire.validate import GroupSummary, check_group
@@ -29,7 +30,7 @@ Entry: TypeAlias = ops.NewGroup | pb.PushAck
 
 _FINAL = (
     *(ops.PushKind.QUEUED, ops.PushKind.DUPLICATE, ops.PushKind.CLOSED),
-    *(ops.PushKind.REJECTED_FULL, ops.PushKind.FILTERED, ops.PushKind.RECORDED),
+    *(ops.PushKind.REJECTED_FULL, ops.PushKind.FILTERED, ops.PushKind.RECORDED, ops.PushKind.PAYLOAD_MISSING),
 )
 _OUTCOMES = numbers(pb.PushOutcome, _FINAL)
 
@@ -45,7 +46,7 @@ def check_bundle(bundle: PushBundle, expected_sequence: int) -> None:
 def new_group(body: memoryview, max_payload_bytes: int) -> ops.NewGroup:
     """A checked group. Raises InvalidField."""
     try:
-        head, payload = split_group(body)
+        head, payload, stored = split_pushed(body)
         header = pb.GroupHeader.FromString(bytes(head))
     except (MalformedMessage, DecodeError) as error:
         raise InvalidField("group", f"{len(body)} bytes", f"a serialized Group ({error})") from None
@@ -53,10 +54,20 @@ def new_group(body: memoryview, max_payload_bytes: int) -> ops.NewGroup:
         raise InvalidField("header", f"{len(head)} bytes", f"at most {limits.MAX_HEADER_BYTES} bytes")
     if len(payload) > max_payload_bytes:
         raise InvalidField("payload", f"{len(payload)} bytes", f"at most {max_payload_bytes} bytes")
-    summary = check_group(header, len(payload))
+    summary = check_group(header, None if stored else len(payload))
     fields.number(header.first_revision, "first_revision", 0, MOST)
     fields.lease_id(header.lease_id, low=0)
-    return ops.NewGroup(_facts(header, summary, len(body)), body, group_checksum(head, payload_checksum(payload)))
+    if stored is None:
+        return ops.NewGroup(_facts(header, summary, len(body)), body, group_checksum(head, payload_checksum(payload)))
+    if payload:
+        raise InvalidField("payload", f"{len(payload)} bytes", "none where `stored` says where it lies")
+    if len(stored.nonce) != NONCE_BYTES:
+        raise InvalidField("stored.nonce", f"{len(stored.nonce)} bytes", f"{NONCE_BYTES} bytes")
+    lies = payload_bytes(header)
+    if lies > max_payload_bytes:
+        raise InvalidField("payload", f"{lies} bytes", f"at most {max_payload_bytes} bytes")
+    facts = _facts(header, summary, len(group_head(head, lies)) + lies, stored=True)
+    return ops.NewGroup(facts, b"", group_checksum(head, stored.checksum), stored.nonce)
 
 
 def entry(body: memoryview, max_payload_bytes: int) -> Entry:
@@ -67,7 +78,12 @@ def entry(body: memoryview, max_payload_bytes: int) -> Entry:
         return refusal(error)
 
 
-def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> ops.GroupFacts:
+def direct_bytes(entries: Sequence[Entry]) -> int:
+    """Bytes of the groups that their pusher has written to the store."""
+    return sum([entry.facts.size_bytes for entry in entries if isinstance(entry, ops.NewGroup) and entry.facts.stored])
+
+
+def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int, *, stored: bool = False) -> ops.GroupFacts:
     # A checked group that is no partial rollout has a token in every sample.
     head, tail = summary.head or (0, 0), summary.tail or (0, 0)
     lengths, rewards = summary.response_lengths, summary.rewards
@@ -98,6 +114,7 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int) -> op
         truncated_samples=summary.truncated_samples,
         version_tokens=_version_tokens(summary.tokens_by_version, tail) if head != tail else (),
         first_revision=header.first_revision,
+        stored=stored,
     )
 
 
@@ -139,6 +156,8 @@ def partial_rollout_facts(at: str, group: pb.Group, lease_id: str) -> tuple[ops.
     except InvalidField as error:
         shown = error.attributes
         raise InvalidField(f"{at}.{shown['field']}", shown["value"], shown["limit"]) from None
+    if group.HasField("stored"):
+        raise InvalidField(f"{at}.stored", "set", "unset: a partial rollout has its payload with it")
     if header.task_id != lease_id.partition("/")[0]:
         raise InvalidField(f"{at}.task_id", header.task_id, f"the task of lease {lease_id}")
     if summary.head is None:

@@ -142,6 +142,7 @@ class PushStream:
         pusher.check_run(bundle.run.run_id)
         convert.check_bundle(bundle, sequence)
         entries = [convert.entry(body, self._parts.max_payload_bytes) for body in bundle.groups]
+        self._parts.metrics.direct("PushGroups", convert.direct_bytes(entries))
         run_id, seen = fields.run_ref(bundle.run)
         self._read.append(_Bundle(run_id, seen, sequence, size, entries, share))
         self._changed.set()

@@ -1,16 +1,17 @@
--- Accepts groups whose payloads are already stored and staged.
+-- Accepts groups whose payloads are already stored: staged in the same transaction, or written by their pushers.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, groups, retry (1 or 0), again (1 or 0)}; retry: the groups are staged already; again: a later
 --         call of the same push, for those that it answered with 'more'. A group has
 --         the fields of rules/groups.py, PUSHED. Among them: lease_id: '' for none; spans, equal_rewards: 1 or 0;
---         reward_milli: the sum over samples; length_buckets: {bucket, samples in it, ...} by response length;
---         version_tokens: {term, version, response tokens, ...} for each version below the tail (empty: all are of
---         the mean version); first_revision: the run's, that the pusher knew before its first try (0: the present one)
+--         stored: 1 where its pusher has written the payload, under a key that a repeated push has too; reward_milli:
+--         the sum over samples; length_buckets: {bucket, samples in it, ...} by response length; version_tokens: {term,
+--         version, response tokens, ...} for each version below the tail (empty: all are of the mean version);
+--         first_revision: the run's, that the pusher knew before its first try (0: the present one)
 -- Replies {'pushed', revision, term, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
 --         'recorded' | 'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload,
---         which was staged, is not any more) | 'more' (much was dropped; call again for it), or for what can never be
---         accepted {field, value, limit}
+--         which was staged, is not any more) | 'payload_missing' (what its pusher wrote is not there) | 'more' (much
+--         was dropped; call again for it), or for what can never be accepted {field, value, limit}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there
 --         is a run
 -- Complexity O(subqueues + (groups + 128 dropped) * log queued)
@@ -64,9 +65,14 @@ local function judge(task, incarnation, attempt)
   return task.accepted == attempt and 'duplicate' or 'closed'
 end
 
--- True for a retry of a blocked push whose payload the sweep has given up in the meantime.
-local function is_gone(payload)
-  return retry == 1 and not call('ZSCORE', key('staging'), payload)
+-- What is answered where the payload is not there: the sweep has given up what was blocked, or the store does not have
+-- what the pusher wrote. Nil where it is.
+local function missing(group)
+  local is_stored = group[P_STORED]
+  if is_stored == 0 and retry == 0 or Staging.has(group[P_PAYLOAD], is_stored, group[P_SIZE_BYTES]) then
+    return nil
+  end
+  return is_stored == 1 and 'payload_missing' or 'gone'
 end
 
 -- What makes a group unacceptable whatever the state of the queue: {field, value, limit}, or nil. And its attempt.
@@ -197,18 +203,16 @@ end
 
 local function push(group)
   if Evaluations.has_task(group[P_LEASE_ID]) then
-    return Results.take(ctx, group, is_gone(group[P_PAYLOAD]))
-  end
-  local invalid, attempt = check_group(group)
-  if invalid then
-    return invalid
+    return Results.take(ctx, group, missing)
   end
   local task = Tasks.load(group[P_TASK_ID])
   if task and task.body == group[P_PAYLOAD] then
     -- This very payload was accepted by a call whose reply got lost.
     return task.filtered and 'filtered' or 'queued', true
-  elseif is_gone(group[P_PAYLOAD]) then
-    return 'gone'
+  end
+  local invalid, attempt = check_group(group)
+  if invalid then
+    return invalid
   elseif task then
     local verdict = judge(task, group[P_INCARNATION], attempt)
     if verdict ~= 'accept' then
@@ -230,7 +234,7 @@ local function push(group)
     return {'environment', group[P_ENVIRONMENT], format("one of the run's %d environments", MAX_ENVIRONMENTS)}
   end
   local filter = ctx.has_filter and Filters.ended_by(policy, group) or nil
-  return not filter and make_room(group, task, attempt) or accept(group, task, attempt, filter)
+  return not filter and (missing(group) or make_room(group, task, attempt)) or accept(group, task, attempt, filter)
 end
 
 local outcomes, settled, outcome, is_repeat = {}, {}, nil, nil
@@ -241,15 +245,18 @@ for index, group in ipairs(groups) do
     outcome, is_repeat = push(group)
   end
   outcomes[index] = outcome
+  if group[P_STORED] == 1 and not is_repeat then
+    Staging.settle(payload, outcome)
+  end
   if outcome ~= 'blocked' and outcome ~= 'more' then
     settled[#settled + 1] = payload
     if counters[outcome] and not Evaluations.has_task(group[P_LEASE_ID]) then
       Run.count(ctx, counters[outcome], 1)
     end
-    if outcome ~= 'queued' and outcome ~= 'recorded' and not is_repeat then
+    if group[P_STORED] == 0 and outcome ~= 'queued' and outcome ~= 'recorded' and not is_repeat then
       Tasks.trash(payload)
     end
-    if retry == 1 then
+    if retry == 1 or group[P_STORED] == 1 then
       Waiting.leave(ctx, payload)
     end
   end

@@ -26,9 +26,9 @@ function Results.check(group, task)
 end
 
 -- What becomes of a group whose lease is of an evaluation: 'recorded' | 'duplicate' | 'closed' | 'unknown_lease' |
--- 'gone', or {field, value, limit}, where field 'stored_bytes' means that the run keeps as much of evaluations as it
--- may. And true when this very payload was recorded by an earlier call. `is_gone`: it was given up in the meantime.
-function Results.take(ctx, group, is_gone)
+-- an answer of `missing`, or {field, value, limit}, where field 'stored_bytes' means that the run keeps as much of
+-- evaluations as it may. And true when this very payload was recorded by an earlier call. `missing`: see push.lua.
+function Results.take(ctx, group, missing)
   local payload = group[P_PAYLOAD]
   local task_id, incarnation, attempt = Tasks.parse_lease_id(group[P_LEASE_ID])
   local eval_id, number
@@ -45,8 +45,6 @@ function Results.take(ctx, group, is_gone)
     return 'unknown_lease'
   elseif task.body == payload then
     return 'recorded', true
-  elseif is_gone then
-    return 'gone'
   elseif task.accepted == attempt then
     return 'duplicate'
   elseif task.state == 'completed' or task.state == 'failed' then
@@ -59,6 +57,10 @@ function Results.take(ctx, group, is_gone)
   local stored = Evaluations.stored_with(group[P_SIZE_BYTES] - task.spec_bytes)
   if stored > MAX_EVAL_BYTES then
     return {'stored_bytes', format('%d', stored), format('%d', MAX_EVAL_BYTES)}
+  end
+  local lacking = missing(group)
+  if lacking then
+    return lacking
   end
   task.accepted, task.body = attempt, payload
   Tasks.finish(ctx, task_id, task, 'completed', group[P_SIZE_BYTES])

@@ -6,6 +6,24 @@
 
 local Staging = {}
 
+-- Whether a payload is staged, or was written by its pusher, is this long, and no group has it yet.
+function Staging.has(payload, is_stored, size)
+  return call('ZSCORE', key('staging'), payload)
+    or is_stored == 1 and call('STRLEN', payload) == size and call('PTTL', payload) >= 0
+end
+
+-- A payload that its pusher wrote goes the way of its group, as the push has decided. What is missing is left alone: it
+-- may be another's. None is put on trash, for the same key may be written and pushed again before the trash is emptied.
+function Staging.settle(payload, outcome)
+  if outcome == 'queued' or outcome == 'recorded' or outcome == 'blocked' then
+    call('PERSIST', payload)
+  elseif outcome == 'rejected_full' then
+    call('PEXPIRE', payload, UNPUSHED_MS)
+  elseif outcome ~= 'payload_missing' and outcome ~= 'more' then
+    call('UNLINK', payload)
+  end
+end
+
 function Staging.unstage(payloads)
   call_many('ZREM', key('staging'), payloads)
 end
