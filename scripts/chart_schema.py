@@ -32,6 +32,7 @@ CHART_SETTINGS = {
     *("listen", "admin", "insecure", "data_dir", "store", "store_ca", "store_binary"),
     "durability",
     *("tls_cert", "tls_key", "tls_client_ca", "admin_client_ca", "tokens_file"),
+    *("direct_payloads", "payload_listen", "payload_address", "payload_writer", "payload_reader"),
 }
 """Settings that the chart gives itself; admin_client_ca it never gives, because probes have no certificate."""
 

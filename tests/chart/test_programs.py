@@ -37,6 +37,9 @@ def test_every_variable_of_the_service_is_a_setting_and_its_value_is_taken(value
     given = _settings_of(pod)
     if given["store"].startswith("<"):
         given["store"] = "redis://in-a-secret:6379/0"
+    for name in ("payload_writer", "payload_reader"):
+        if name in given:
+            given[name] = "in:a-secret"
     for name in ("tls_cert", "tls_key", "tls_client_ca", "tokens_file"):
         if name in given:
             given[name] = str(tmp_path / name)

@@ -185,6 +185,32 @@ def test_network_policies_let_every_client_in(values: Path) -> None:
                 assert any(peer.get("matchLabels", {}).items() <= client.labels.items() for peer in peers), client.name
 
 
+@every_value_set
+def test_the_stores_port_is_open_to_clients_only_where_payloads_go_directly(values: Path) -> None:
+    given = load(values.read_text())
+    direct = given.get("service", {}).get("directPayloads", {}).get("enabled", False)
+    trainers = given.get("networkPolicy", {}).get("trainers") or [{"podSelector": {}}]
+    for policy in _policies_of(documents(values, "NetworkPolicy"), "store"):
+        rules = [rule for rule in policy["spec"]["ingress"] if {"port": "valkey"} in rule["ports"]]
+        peers = [peer for rule in rules for peer in rule["from"]]
+        selected = [peer["podSelector"].get("matchLabels", {}) for peer in peers if "podSelector" in peer]
+        for worker in pods_of(values, "worker"):
+            assert any(labels.items() <= worker.labels.items() for labels in selected) is direct
+        assert all(trainer in peers for trainer in trainers) is direct
+        assert all(rule["ports"] == [{"port": "valkey"}] for rule in rules[1:]), "Sentinels are for the service"
+
+
+@every_value_set
+def test_the_service_offers_direct_payloads_where_the_store_can_be_reached(values: Path) -> None:
+    direct = load(values.read_text()).get("service", {}).get("directPayloads", {})
+    (service,) = pods_of(values, "service")
+    given = environment(service.container("service"))
+    offers = {True: "true", False: None} if direct.get("enabled") else {False: "false"}
+    assert given.get("RB_DIRECT_PAYLOADS") == offers[direct.get("plainText", False)]
+    assert given.get("RB_PAYLOAD_ADDRESS", "") == direct.get("address", "")
+    assert {"RB_PAYLOAD_WRITER", "RB_PAYLOAD_READER"} <= set(given) or "users" not in direct
+
+
 def _policies_of(policies: list[Document], component: str) -> list[Document]:
     return [p for p in policies if p["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == component]
 

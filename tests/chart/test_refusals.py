@@ -23,6 +23,11 @@ BY_SCHEMA = {
     "a misspelt name": (OPEN + "service: {replica: 2}", "replica"),
     "an unknown setting": (OPEN + "service: {settings: {max_messages: 1}}", "max_messages"),
     "a setting that the chart gives": (OPEN + "service: {settings: {store: 'redis://x'}}", "store"),
+    "a setting that has a value of its own": (
+        OPEN + "service: {settings: {direct_payloads: true}}",
+        "direct_payloads",
+    ),
+    "an address without port": (OPEN + "service: {directPayloads: {address: host}}", "address"),
     "a setting out of bounds": (OPEN + "service: {settings: {rpc_processes: 65}}", "64"),
     "a setting of another type": (OPEN + "service: {settings: {drain_grace_s: soon}}", "drain_grace_s"),
     "no replica": (OPEN + "service: {replicas: 0}", "replicas"),
@@ -78,6 +83,19 @@ BY_TEMPLATE = {
     "an authority for a store without TLS": (
         OPEN + "store: {mode: external, external: {url: 'redis://h', ca: {secret: s}}}",
         "store.external.ca",
+    ),
+    "clients at a store without password": (
+        OPEN + "service: {directPayloads: {enabled: true}}",
+        "store.auth.secret",
+    ),
+    "payloads in plain text beside TLS": (
+        SECURED % "" + "token: {secret: x}, options: {reward: 'm:f'}, engine: {source: simulate}}]\n"
+        "store: {auth: {secret: p}}\nservice: {directPayloads: {enabled: true}}",
+        "service.directPayloads.plainText=true",
+    ),
+    "users of the operator's for the bundled store": (
+        OPEN + "store: {auth: {secret: p}}\nservice: {directPayloads: {enabled: true, users: {secret: u}}}",
+        "service.directPayloads.users",
     ),
     "two pools of one name": (
         OPEN + "workers: [{name: w, run: a, options: {reward: 'm:f'}}, {name: w, run: b, options: {reward: 'm:f'}}]",

@@ -27,6 +27,46 @@
 {{- end }}
 {{- end -}}
 
+{{/* Whether clients are let at the store, and by which address. */}}
+{{- define "rb.directEnv" -}}
+{{- $direct := .Values.service.directPayloads -}}
+{{- $store := .Values.store -}}
+{{- $bundled := ne $store.mode "external" -}}
+{{- if not $direct.enabled }}
+- name: RB_DIRECT_PAYLOADS
+  value: "false"
+{{- else }}
+{{- if and $bundled (not $store.auth.secret) -}}
+{{- fail "service.directPayloads: workers and trainers would reach a store that asks nobody for a password; name its Secret in store.auth.secret" -}}
+{{- end -}}
+{{- if and $bundled $direct.users.secret -}}
+{{- fail "service.directPayloads.users: is for an external store; on the bundled one the service makes users itself" -}}
+{{- end -}}
+{{- $plain := or $bundled (and $store.external.url (not (regexMatch "^(rediss|valkeys)" $store.external.url))) -}}
+{{- if and $plain (include "rb.tlsOn" .) (not $direct.plainText) -}}
+{{- fail "service.directPayloads: the service has TLS and the store has none; set service.directPayloads.plainText=true to accept that, or use an external rediss:// store" -}}
+{{- end -}}
+{{- if $direct.plainText }}
+- name: RB_DIRECT_PAYLOADS
+  value: "true"
+{{- end }}
+{{- with $direct.address }}
+- name: RB_PAYLOAD_ADDRESS
+  value: {{ . | quote }}
+{{- end }}
+{{- with $direct.users }}
+{{- if .secret }}
+- name: RB_PAYLOAD_WRITER
+  valueFrom:
+    secretKeyRef: {name: {{ .secret }}, key: {{ .writerKey }}}
+- name: RB_PAYLOAD_READER
+  valueFrom:
+    secretKeyRef: {name: {{ .secret }}, key: {{ .readerKey }}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* The Secret with the authority of an external store; nothing without one. */}}
 {{- define "rb.storeCaSecret" -}}
 {{- if eq .Values.store.mode "external" -}}{{ .Values.store.external.ca.secret }}{{- end -}}
