@@ -18,9 +18,9 @@ _FINISHED = frozenset({pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH})
 _MAYBE_UNFINISHED = _FINISHED | {pb.FINISH_REASON_ABORTED}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupSummary:
-    """Summary of a group by its checked header. Versions are (term, version)."""
+    """Summary of a group by its checked header, which nobody changes. Versions are (term, version)."""
 
     tokens: int
     loss_tokens: int
@@ -63,7 +63,7 @@ def check_group(header: pb.GroupHeader, payload_len: int | None, *, partial_roll
     if not 1 <= len(samples) <= limits.MAX_SAMPLES:
         raise InvalidField("samples", f"{len(samples)} samples", f"1 to {limits.MAX_SAMPLES} samples")
     summary = _check_samples(samples, partial_rollout=partial_rollout)
-    specs = _check_columns(header)
+    specs = _checked_columns(len(samples), *[column.SerializeToString() for column in header.columns])
     expected = extent(specs, summary.tokens, len(samples))
     if payload_len not in (None, expected):
         raise InvalidField(
@@ -73,32 +73,33 @@ def check_group(header: pb.GroupHeader, payload_len: int | None, *, partial_roll
 
 
 def _check_samples(samples: Iterable[pb.Sample], *, partial_rollout: bool) -> GroupSummary:
-    total = total_loss = turns = truncated = 0
+    total = total_loss = turns = 0
     by_version: dict[tuple[int, int], int] = {}
     lengths: list[int] = []
     rewards: list[float] = []
+    reasons: list[int] = []
     head: tuple[int, int] | None = None
     tail: tuple[int, int] | None = None
     finished = _MAYBE_UNFINISHED if partial_rollout else _FINISHED
-    shortest_response = 0 if partial_rollout else 1
+    shortest_response, most_tokens = 0 if partial_rollout else 1, limits.MAX_TOKENS
     for i, sample in enumerate(samples):
         tokens, prompt_len, loss_tokens = sample.tokens, sample.prompt_len, sample.loss_tokens
         response, reward, reason, its_turns = tokens - prompt_len, sample.reward, sample.finish_reason, sample.turns
+        spans = sample.spans
         position, version, first = prompt_len, (1, 0), None
-        for span in sample.spans:
-            at, end = span.start, span.end
-            stamp = span.version
+        # Of one span, as nearly every sample has it, an iteration costs twice what its fields do.
+        for span in spans if len(spans) != 1 else (spans[0],):
+            at, end, stamp = span.start, span.end, span.version
             newer = (stamp.term, stamp.version)
             if at != position or end <= at or newer < version:
                 position = -1
                 break
             position, version = end, newer
             by_version[newer] = by_version.get(newer, 0) + end - at
-            if first is None:
-                first = newer
+            first = first or newer
         if (
             position != tokens
-            or not 1 <= tokens <= limits.MAX_TOKENS
+            or not 1 <= tokens <= most_tokens
             or response < shortest_response
             or loss_tokens > response
             or not isfinite(reward)
@@ -107,14 +108,15 @@ def _check_samples(samples: Iterable[pb.Sample], *, partial_rollout: bool) -> Gr
         ):
             _check_sample(i, sample, partial_rollout=partial_rollout)
         turns += sum([turn.role == "assistant" for turn in its_turns]) if its_turns else 1
-        truncated += reason == pb.FINISH_REASON_LENGTH
         total += tokens
         total_loss += loss_tokens
         lengths.append(response)
         rewards.append(reward)
+        reasons.append(reason)
         if first is not None:
             head = first if head is None or first < head else head
             tail = version if tail is None or version > tail else tail
+    truncated = reasons.count(pb.FINISH_REASON_LENGTH)
     version_tokens = sum([tokens * number for (_, number), tokens in by_version.items()])
     if version_tokens > limits.MAX_VERSION:
         # Many tokens of a small version, or a version out of bounds.
@@ -174,18 +176,17 @@ def _check_spans(i: int, spans: Iterable[pb.VersionSpan], prompt_len: int, token
         )
 
 
-def _check_columns(header: pb.GroupHeader) -> list[ColumnSpec]:
-    columns = [column.SerializeToString() for column in header.columns]
+@lru_cache(maxsize=64)
+def _checked_columns(samples: int, *columns: bytes) -> tuple[ColumnSpec, ...]:
+    """The serialized columns of a group of so many samples, checked. Unless ragged, a run has the same few."""
     if not len(REQUIRED_COLUMNS) <= len(columns) <= limits.MAX_COLUMNS:
         raise InvalidField("columns", f"{len(columns)} columns", f"3 to {limits.MAX_COLUMNS} columns")
-    specs = [_checked_column(i, column) for i, column in enumerate(columns)]
+    specs = tuple(_checked_column(i, column) for i, column in enumerate(columns))
     names: set[str] = set()
     for i, spec in enumerate(specs):
-        if spec.axis == pb.AXIS_RAGGED and len(spec.ragged_rows) != len(header.samples):
+        if spec.axis == pb.AXIS_RAGGED and len(spec.ragged_rows) != samples:
             raise InvalidField(
-                f"columns[{i}].rows",
-                f"{len(spec.ragged_rows)} entries",
-                f"one for each of {len(header.samples)} samples",
+                f"columns[{i}].rows", f"{len(spec.ragged_rows)} entries", f"one for each of {samples} samples"
             )
         if spec.name in names:
             raise InvalidField(f"columns[{i}].name", spec.name, "unique in the group")

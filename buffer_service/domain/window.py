@@ -12,7 +12,6 @@ from struct import unpack
 
 from buffer_service.rules.totals import LENGTH_BUCKETS, STALENESS_BOUNDS, STALENESS_COUNTED
 
-
 _BUCKETS = tuple(min(bits, LENGTH_BUCKETS - 1) for bits in range(33))
 """Bucket of a response length of a uint32, by the bits of the length less one."""
 

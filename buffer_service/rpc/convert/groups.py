@@ -97,8 +97,8 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int, *, st
         tokens=summary.tokens,
         loss_tokens=summary.loss_tokens,
         size_bytes=size_bytes,
-        head=ops.WeightVersion(*head),
-        tail=ops.WeightVersion(*tail),
+        head=(made := ops.WeightVersion(*head)),
+        tail=made if head == tail else ops.WeightVersion(*tail),
         # Versions do not fall within a sample, so head and tail bound every span.
         spans_versions=head != tail,
         mean_milli=1_000 * summary.version_tokens // response_tokens,
