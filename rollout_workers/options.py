@@ -163,6 +163,10 @@ class WorkerOptions:
     bundle_bytes: int = 4 << 20
     """Largest size in bytes of a push bundle of several groups; a group above it goes alone."""
 
+    direct_payloads: bool = True
+    """Write the payloads of large groups to the store, where the service gives access to it. False: the service relays
+    all of them."""
+
     def __post_init__(self) -> None:
         check_address(self.address)
         check("run_id", self.run_id, lambda r: bool(limits.RUN_ID.fullmatch(r)), "1 to 64 of [A-Za-z0-9._-]")

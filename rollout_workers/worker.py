@@ -12,11 +12,13 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import structlog
 
 from buffer_wire.errors import InvalidField, RolloutBufferError
+from buffer_wire.payloads.writer import PayloadWriter
 from rollout_workers.counters import Counters
 from rollout_workers.engine.hosts import EngineHost
 from rollout_workers.engine.types import PauseMode
@@ -171,7 +173,12 @@ class Worker:
             if options.reward_processes
             else None,
         )
-        pusher = Pusher(service, self.counters, bundle_bytes=options.bundle_bytes)
+        writer = (
+            PayloadWriter(options.run_id, options.worker_id, partial(service.write_access, options.worker_id))
+            if options.direct_payloads
+            else None
+        )
+        pusher = Pusher(service, self.counters, writer, bundle_bytes=options.bundle_bytes)
         tools = Tools(
             options.worker_id,
             prompts,
@@ -183,7 +190,7 @@ class Worker:
             self._rollout,
         )
         # Results have a stream of their own: a full queue, at which training groups wait, must not stop them.
-        results = Pusher(service, self.evaluated, bundle_bytes=options.bundle_bytes)
+        results = Pusher(service, self.evaluated, writer, bundle_bytes=options.bundle_bytes)
         evaluating = replace(tools, pusher=results, counters=self.evaluated)
         watcher = WeightWatcher(service)
         parts: list[Coroutine[Any, Any, None]] = [watcher.run(), pusher.run(), results.run()]
@@ -216,6 +223,8 @@ class Worker:
                 for task in background:
                     task.cancel()
         finally:
+            if writer is not None:
+                await writer.close()
             await scorer.close()
             await asyncio.gather(*(host.close() for host in self._hosts), return_exceptions=True)
 

@@ -100,6 +100,13 @@ def worker(
     service_timeout_s: Annotated[float | None, _times(help="Give up when the service is away so long.")] = None,
     progress_every_s: Annotated[float | None, _times(help="Between progress lines; 0 for none.")] = None,
     bundle_bytes: Annotated[int | None, typer.Option(help="Largest push bundle of several groups, in bytes.")] = None,
+    direct_payloads: Annotated[
+        bool | None,
+        typer.Option(
+            "--direct-payloads/--no-direct-payloads",
+            help="Write large payloads to the store, where the service lets it. Default: --direct-payloads.",
+        ),
+    ] = None,
 ) -> None:
     """Generate rollouts: lease tasks, drive engines, score, push, and reload weights in flight (weight sync).
 

@@ -1,4 +1,4 @@
-"""When a client asks for access to the store, and whether what it has is good: one state machine for all clients.
+"""State machine of a client's access to the store: when the client asks for it, and whether what it has is good.
 
     no access ──ask──► direct ──two thirds of its time──► direct, asks again ──► …
         ▲                │ a fault                           │ its time is over
@@ -19,6 +19,9 @@ FIRST_RETRY_S = 0.25
 LONGEST_RETRY_S = 30.0
 RENEWED_AFTER = 2 / 3
 """Part of an access's time after which the next is asked for."""
+RECOVERED_AFTER_S = 1.0
+"""Time after which the next is asked for where this one was asked for with a trouble, which the service believes in
+until then."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ class Turns:
     def taken(self, access: StoreAccess, asked_at: float) -> None:
         """Note an access that is in use now. It was asked for at `asked_at`, on the clock of this object."""
         self._until = asked_at + access.valid_s
-        self._ask_at = asked_at + access.valid_s * RENEWED_AFTER
+        self._ask_at = asked_at + (RECOVERED_AFTER_S if self.trouble else access.valid_s * RENEWED_AFTER)
         self.trouble = ""
         if self._told:
             self._told = ""

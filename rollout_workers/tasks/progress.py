@@ -64,6 +64,7 @@ class Progress:
             **{name: count for name in _WHEN_THERE if (count := getattr(counters, name))},
             **{f"evaluated_{name}": count for name, count in self._evaluated.pushed.items()},
             **{f"push_{name}": count for name, count in counters.pushed.items() if name != "queued"},
+            **{f"{way}_mb": round(size / 1e6, 1) for way, size in counters.pushed_bytes.items()},
             **{f"returned_{name}": count for name, count in counters.returned.items()},
             **({"waiting_on": "; ".join(waiting)} if waiting else {}),
             **({"last_error": counters.last_error} if now - counters.last_error_at < 2 * self._every_s else {}),
