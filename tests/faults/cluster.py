@@ -24,13 +24,15 @@ FEW_WRITES = 20_000
 KILLED_WHEN_FULL = 0.7
 PACE = (80, 260)
 """Events between two strikes."""
+DIRECT_FROM_BYTES = 1_000
+"""Size from which on groups go directly: about half of those that the workers of a history make."""
 
 
 class Cluster:
     """The two services."""
 
     def __init__(self, folder: Path, store: str) -> None:
-        settings = {"rpc_processes": 2, "drain_grace_s": 1, "store": store}
+        settings = {"rpc_processes": 2, "drain_grace_s": 1, "store": store, "direct_from_bytes": DIRECT_FROM_BYTES}
         self.services = [ServiceProcess(folder / name, settings) for name in ("a", "b")]
 
     def target(self, rng: random.Random) -> str:
@@ -71,8 +73,8 @@ def rpc_processes(service: ServiceProcess) -> list[int]:
 class Nemesis:
     """Strikes after a random number of events of the history, one strike after another, until there are enough.
 
-    `store` is killed and started again, and finds its disk full, where the test has one that survives it. `gently`:
-    services as a whole are left alone, which cannot start while the store is away.
+    `store` is killed and started again, cut off, and finds its disk full, where the test has one that survives it.
+    `gently`: services as a whole are left alone, which cannot start while the store is away.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Nemesis:
         if not self._gently:
             ways += [self._kill_service, self._restart]
         if self._store is not None:
-            ways += [self._kill_store, self._fill_disk]
+            ways += [self._kill_store, self._fill_disk, self._cut_store_off]
         while not self._enough():
             await self._history.passed(self._rng.randint(*PACE))
             await self._rng.choice(ways)(self._rng.choice(self._cluster.services))
@@ -135,6 +137,12 @@ class Nemesis:
     async def _kill_store(self, service: ServiceProcess) -> None:
         self._say("kill the store", service)
         self._restart_store()
+
+    async def _cut_store_off(self, service: ServiceProcess) -> None:
+        """End every connection to the store: the services', and those of clients that write and read payloads."""
+        assert self._store is not None
+        self._say("cut the store off", service)
+        self._store.cut_off()
 
     async def _fill_disk(self, service: ServiceProcess) -> None:
         """Room for a few more writes; it comes again by itself, or with the next life of a store that is killed."""

@@ -57,7 +57,12 @@ class HistoryRun:
             self.store,
             gently=self.disaster is not None,
         )
+        self.workers = [self._worker(number) for number in range(WORKERS)]
         self.trainer = Trainer(self.run_id, self.history, self._own(), self._target, self.plan, may_lose=self.may_lose)
+
+    def ways(self) -> set[str]:
+        """Ways that payloads of answered pushes took: direct, relayed."""
+        return {way for worker in self.workers for way in worker.counters.pushed_bytes}
 
     def _own(self) -> random.Random:
         return random.Random(self._rng.getrandbits(64))
@@ -80,7 +85,7 @@ class HistoryRun:
             nemesis = tasks.create_task(self.nemesis.run())
             if self.disaster is not None:
                 tasks.create_task(self.disaster(self.history))
-            others = [tasks.create_task(self._worker(number).run()) for number in range(WORKERS)]
+            others = [tasks.create_task(worker.run()) for worker in self.workers]
             others.append(tasks.create_task(observe(self.trainer, self._target)))
             await self.trainer.run()
             for task in (nemesis, *others):
@@ -104,3 +109,4 @@ async def live_and_check(run: HistoryRun, folder: Path) -> None:
         run.history.save(path)
     problems = broken(run.history)
     assert not problems, "\n".join([f"the history in {path} breaks", *problems])
+    assert run.ways() == {"direct", "relayed"}

@@ -7,9 +7,11 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.payloads.writer import PayloadWriter
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.counters import Counters
 from rollout_workers.service.client import ServiceClient
@@ -59,6 +61,8 @@ class Worker:
     calm: Callable[[], bool]
     """True once it is to finish what there is, and do nothing that keeps tasks open."""
     loaded: Version = BASE
+    counters: Counters = field(default_factory=Counters)
+    """Counters of all its lives."""
     lives: int = 0
     _forgotten: list[_Forgotten] = field(default_factory=list)
 
@@ -68,13 +72,15 @@ class Worker:
             self.lives += 1
             instance = f"{self.name}-{self.lives}"
             service = TellingClient(self.target(), self.run_id, instance, self.name, self.history)
-            pusher = Pusher(service, Counters())
+            writer = PayloadWriter(self.run_id, self.name, partial(service.write_access, self.name))
+            pusher = Pusher(service, self.counters, writer)
             pushing = asyncio.create_task(pusher.run())
             living = asyncio.create_task(_Life(self, service, pusher, instance).run())
             try:
                 await asyncio.wait({pushing, living}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 await gather_or_cancel(living, pushing)
+                await writer.close()
                 await service.close()
 
 

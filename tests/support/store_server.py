@@ -105,6 +105,12 @@ class StoreServer:
         if not answer.startswith(b":") or answer == b":0\r\n":
             raise RuntimeError(f"there was nothing to trim: {answer!r}")
 
+    def cut_off(self) -> None:
+        """End the connections of all clients."""
+        answer = self._ask("CLIENT KILL TYPE normal")
+        if not answer.startswith(b":"):
+            raise RuntimeError(f"CLIENT KILL was answered {answer!r}")
+
     def _ask(self, command: str) -> bytes:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.socket))
