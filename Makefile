@@ -110,6 +110,14 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 		pytest pytest-asyncio pytest-timeout; \
 	pwd -P > $@
 
+# Its own versions of numpy and protobuf, and no package of ours.
+.venv-reverb/.installed: constraints/reverb.txt
+	@$(need_python)
+	@echo "bench-peers: Reverb and TensorFlow into .venv-reverb (1.4 GB, about 2 minutes)"; \
+	test -x .venv-reverb/bin/python || $(PYTHON) -m venv .venv-reverb; \
+	.venv-reverb/bin/python $(PIP) -r constraints/reverb.txt; \
+	touch $@
+
 # The engine's declared dependencies would bring CUDA; Miles and slime import a part that needs none of them. The newest
 # SGLang in which Miles finds every module that it imports. Torchvision's own library does not load beside a CPU torch.
 .venv-upstreams/.installed: pyproject.toml constraints.txt constraints/upstreams.txt
@@ -325,7 +333,7 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-depth bench-import bench-lab bench-live bench-memory bench-pull bench-reload bench-stages bench-streaming bench-staleness
+.PHONY: bench bench-depth bench-import bench-lab bench-live bench-memory bench-peers bench-pull bench-reload bench-stages bench-streaming bench-staleness
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -337,6 +345,10 @@ bench-live: install ## staleness, period and idle shares of live loops beside th
 
 bench-memory: install ## what an rpc process holds for blocked pushes and slow readers, over its budget (about 2 minutes)
 	@$(BIN)/python -m bench.memory $(BENCH_ARGS)
+
+bench-peers: install ## the buffer both ways beside Redis Streams by hand and Reverb (about 9 minutes, quiet machine)
+	@$(MAKE) .venv-reverb/.installed || echo "bench-peers: Reverb cannot be installed here" >&2
+	@$(BIN)/python -m bench.peers $$(test ! -e .venv-reverb/.installed || echo --reverb .venv-reverb/bin/python) $(BENCH_ARGS)
 
 bench-pull: install ## pull of a ready batch beside a raw gRPC transfer of the same bytes (about 1 minute)
 	@$(BIN)/python -m bench.pull $(BENCH_ARGS)
@@ -370,5 +382,5 @@ clean: ## remove caches and what runs left behind
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## also remove the environments
-	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-proto .venv-matrix .venv-trl .venv-upstreams \
+	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-proto .venv-matrix .venv-reverb .venv-trl .venv-upstreams \
 		.venv-verifiers .venv-verifiers-generator

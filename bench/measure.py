@@ -30,6 +30,19 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def resident_bytes(pid: int, name: str = "VmRSS") -> int:
+    """Resident memory of a process, in bytes: now (VmRSS), or the most since it was forgotten (VmHWM)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError(f"process {pid} has no {name}")
+
+
+def forget_peak(pid: int) -> None:
+    """Have VmHWM of a process count from now on."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 @dataclass(slots=True)
 class Cost:
     """Cost of one measured section. `wall_s` in seconds, `cpu` seconds by name of the process group."""

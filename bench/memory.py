@@ -31,6 +31,7 @@ import grpc
 import grpc.aio
 
 from bench import workload
+from bench.measure import resident_bytes
 from bench.ours import service
 from bench.roles import Handler, Role
 from buffer_wire import layout
@@ -136,14 +137,6 @@ def _one(size: workload.Size, task_id: str) -> bytes:
     return groups_pb2.PushGroupRequest(run=_RUN, group=group).SerializeToString()
 
 
-def _resident(pid: int, name: str) -> int:
-    """VmRSS or VmHWM of a process, in bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) << 10
-    raise RuntimeError(f"process {pid} has no {name}")
-
-
 def _rpc_process(pids: Sequence[int]) -> int:
     return next(pid for pid in pids if b"buffer_service.app" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
 
@@ -158,13 +151,13 @@ def measure(case: str, how_many: int, queued: workload.Size, seconds: float) -> 
                 trainer.create_run(_RUN.run_id, policy)
             role.call("queue", queued)
             pid = _rpc_process(own.pids)
-            idle = _resident(pid, "VmRSS")
+            idle = resident_bytes(pid)
             role.call(case, how_many, seconds)
-            peak = _resident(pid, "VmHWM")
+            peak = resident_bytes(pid, "VmHWM")
             time.sleep(_AFTER_S)
             if _rpc_process(own.pids) != pid:
                 raise RuntimeError("the rpc process was started again")
-            kept = _resident(pid, "VmRSS")
+            kept = resident_bytes(pid)
     return {
         "clients": how_many,
         "idle_mb": round(idle / 1e6),
