@@ -105,6 +105,22 @@ local function check_group(group)
   return nil, attempt
 end
 
+-- ctx.tasks: tasks of the groups for the queue, as they are stored or as this call has left them.
+ctx.tasks = {}
+do
+  local ids, leaseless = {}, {}
+  for _, group in ipairs(groups) do
+    if not Evaluations.has_task(group[P_LEASE_ID]) then
+      ids[#ids + 1] = group[P_TASK_ID]
+      leaseless[#leaseless + 1] = group[P_LEASE_ID] == '' and group[P_TASK_ID] or nil
+    end
+  end
+  for index, raw in ipairs(#ids > 0 and call('HMGET', key('tasks'), unpack(ids)) or {}) do
+    ctx.tasks[ids[index]] = raw and unpack_msg(raw) or nil
+  end
+  Remembered.look_up(ctx, leaseless)
+end
+
 local counters = {duplicate = 'pushes_duplicate', closed = 'pushes_closed', rejected_full = 'pushes_rejected'}
 ctx.has_filter = Filters.are_set(policy)
 
@@ -171,7 +187,8 @@ local function accept(group, task, attempt, filter)
   Tasks.drop_partial_rollout(task)
   task.accepted, task.body, task.worker, task.instance = attempt, group[P_PAYLOAD], '', ''
   task.filtered, task.group = filter and true or nil, state.sequence
-  Tasks.save(task_id, task)
+  ctx.tasks[task_id] = task
+  Run.keep_back(ctx, 'HSET', key('tasks'), task_id, pack(task))
   local made = {
     format('%s/%d', task_id, group[P_INCARNATION]), task_id, state.sequence, group[P_PAYLOAD],
     Timeline.effective(ctx, group[P_HEAD_TERM], group[P_HEAD]),
@@ -205,7 +222,7 @@ local function push(group)
   if Evaluations.has_task(group[P_LEASE_ID]) then
     return Results.take(ctx, group, missing)
   end
-  local task = Tasks.load(group[P_TASK_ID])
+  local task = ctx.tasks[group[P_TASK_ID]]
   if task and task.body == group[P_PAYLOAD] then
     -- This very payload was accepted by a call whose reply got lost.
     return task.filtered and 'filtered' or 'queued', true
@@ -245,6 +262,11 @@ for index, group in ipairs(groups) do
     outcome, is_repeat = push(group)
   end
   outcomes[index] = outcome
+  if retry == 1 or group[P_STORED] == 1 then
+    -- In a store that is out of memory the first write must be one that takes some, to be refused. What follows may
+    -- always run.
+    Run.write_kept_back(ctx)
+  end
   if group[P_STORED] == 1 and not is_repeat then
     Staging.settle(payload, outcome)
   end

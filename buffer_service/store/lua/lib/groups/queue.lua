@@ -9,8 +9,7 @@
 -- Hash `subqueues` names those that are not empty.
 --
 -- ctx.subqueues, subqueue_by: subqueues that this call has met, in a list, and by environment and priority;
--- all_subqueues: true once these are all; queued: groups of all subqueues; added_groups: {subqueue, member, record} of
--- those that are still to be written.
+-- all_subqueues: true once these are all; queued: groups of all subqueues.
 
 -- @include record
 -- @include blocks
@@ -31,7 +30,6 @@ end
 function Queue.subqueue_of(ctx, environment, priority)
   if not ctx.subqueues then
     ctx.subqueues, ctx.subqueue_by = {}, {}
-    ctx.before_close[#ctx.before_close + 1] = Queue.write_added
     ctx.before_close[#ctx.before_close + 1] = Queue.unname_empty
   end
   local subqueue_by = ctx.subqueue_by
@@ -55,8 +53,9 @@ function Queue.subqueue_of(ctx, environment, priority)
   return subqueue
 end
 
+-- The subqueues that are not empty. Whatever reads the queue begins here, and finds what this call has added.
 function Queue.load_subqueues(ctx)
-  Queue.write_added(ctx)
+  Run.write_kept_back(ctx)
   if not ctx.all_subqueues then
     ctx.all_subqueues = true
     for _, name in ipairs(call('HKEYS', key('subqueues'))) do
@@ -81,48 +80,22 @@ function Queue.count(ctx)
   return ctx.queued + (state.gathered and state.gathered[GATHERED_GROUPS] or 0)
 end
 
--- Puts a record into the queue. It must be of the present timeline. It is written with the others of this call, and
--- before the queue is read again.
+-- Writes a record into the queue. It must be of the present timeline.
 function Queue.add(ctx, group)
   local subqueue = Queue.subqueue_of(ctx, group[G_ENVIRONMENT], group[G_PRIORITY])
   Queue.count(ctx)
+  if not subqueue.stored then
+    subqueue.stored = true
+    Run.keep_back(ctx, 'HSET', key('subqueues'), subqueue.name, 1)
+  end
   local member = Blocks.member_of(group[G_SEQUENCE])
-  ctx.added_groups = ctx.added_groups or {}
-  ctx.added_groups[#ctx.added_groups + 1] = {subqueue, member, group}
+  Run.keep_back(ctx, 'HSET', Blocks.key_of(Blocks.name_of(member)), member, pack(group))
+  Run.keep_back(ctx, 'ZADD', subqueue.q, format('%d', group[G_SEQUENCE]), member)
+  Run.keep_back(ctx, 'ZADD', subqueue.a, format('%d', Record.age_of(ctx, group)), member)
   if subqueue.oldest == false or subqueue.oldest and member < subqueue.oldest then
     subqueue.oldest = nil
   end
   subqueue.count, ctx.queued = subqueue.count + 1, ctx.queued + 1
-end
-
--- Writes the records that were added, with one command for each key.
-function Queue.write_added(ctx)
-  local added, writes = ctx.added_groups or {}, {HSET = {}, ZADD = {}}
-  ctx.added_groups = nil
-  local function write(command, at, first, second)
-    local items = writes[command][at]
-    if not items then
-      items = {}
-      writes[command][at] = items
-    end
-    items[#items + 1] = first
-    items[#items + 1] = second
-  end
-  for index = 1, #added do
-    local subqueue, member, group = unpack(added[index])
-    write('HSET', Blocks.key_of(Blocks.name_of(member)), member, pack(group))
-    write('ZADD', subqueue.q, format('%d', group[G_SEQUENCE]), member)
-    write('ZADD', subqueue.a, format('%d', Record.age_of(ctx, group)), member)
-    if not subqueue.stored then
-      subqueue.stored = true
-      write('HSET', key('subqueues'), subqueue.name, 1)
-    end
-  end
-  for command, by_key in pairs(writes) do
-    for at, items in pairs(by_key) do
-      call_many(command, at, items)
-    end
-  end
 end
 
 -- The members of groups by subqueue.

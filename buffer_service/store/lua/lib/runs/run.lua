@@ -28,10 +28,11 @@ local Run = {}
 --   stored_now, lag, stored_lag: the clock as it is stored, by how much it is behind the host's, and that as stored;
 --   changed: the revision has to rise; topics: hints that are due, {topic = true};
 --   wanted: queued groups at which a hint to pulls is due;
---   before_close: functions of `ctx` that Run.close calls first, to write what libraries kept back.
+--   before_close: functions of `ctx` that Run.close calls first, to write what libraries kept back;
+--   kept_back: writes by command and key, with the arguments of each in one list.
 -- Libraries keep what they read and count under names of their own, which each file's head lists.
 function Run.context()
-  return {stored_now = 0, lag = 0, stored_lag = 0, changed = false, topics = {}, before_close = {}}
+  return {stored_now = 0, lag = 0, stored_lag = 0, changed = false, topics = {}, before_close = {}, kept_back = {}}
 end
 
 -- Makes the later writes of this script legal in a store that is out of memory: the check ends with a script's first
@@ -213,6 +214,26 @@ function Run.check_rolled_back(ctx)
   return nil
 end
 
+-- Keeps a write back, of a member or of one with its score or value: those of one key go in one command. A key takes
+-- one kind of command in a call, and whoever reads it has what was kept back written first.
+function Run.keep_back(ctx, command, at, first, second)
+  local by_key = ctx.kept_back[command] or {}
+  ctx.kept_back[command] = by_key
+  local arguments = by_key[at] or {}
+  by_key[at] = arguments
+  arguments[#arguments + 1] = first
+  arguments[#arguments + 1] = second
+end
+
+function Run.write_kept_back(ctx)
+  for command, by_key in pairs(ctx.kept_back) do
+    for at, arguments in pairs(by_key) do
+      call_many(command, at, arguments)
+    end
+  end
+  ctx.kept_back = {}
+end
+
 -- Ends the script: raises the revision if anything changed, writes what was kept back, publishes hints. Called once.
 -- Returns the signed revision.
 -- `goes_on`: the operation has further calls, and leaves the revision to the last one. Only what that one answers is
@@ -222,6 +243,7 @@ function Run.close(ctx, goes_on)
   for _, finish in ipairs(ctx.before_close) do
     finish(ctx)
   end
+  Run.write_kept_back(ctx)
   if ctx.changed then
     if not goes_on then
       state.revision = state.revision + 1

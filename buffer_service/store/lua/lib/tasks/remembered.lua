@@ -2,6 +2,8 @@
 -- late repeat of it is known. Sorted set `remembered` (score: the run's revision when the task was forgotten, above
 -- that at which its group was accepted) holds the last REMEMBERED_TASKS of them.
 --
+-- ctx.remembered: whether each of the tasks is there that this call pushes a group of, without a lease.
+--
 -- state.forgotten: the highest score that was dropped, and at first the revision with which the run began. Who pushes a
 -- group says which revision it knew before its first try. From there on nothing was accepted that is forgotten now
 -- unless that revision is below this one.
@@ -36,10 +38,19 @@ function Remembered.forget_all(ctx)
   state.forgotten = state.revision
 end
 
+-- Looks up whether tasks are remembered, before groups of them are pushed without leases.
+function Remembered.look_up(ctx, task_ids)
+  ctx.remembered = {}
+  local scores = #task_ids > 0 and call('ZMSCORE', key('remembered'), unpack(task_ids))
+  for index, task_id in ipairs(task_ids) do
+    ctx.remembered[task_id] = scores[index]
+  end
+end
+
 -- What becomes of a push without a lease whose task is not known, or not known any more; nil when it may make its task.
 function Remembered.recall(ctx, task_id, first_revision)
   local forgotten = ctx.state.forgotten or 0
-  if call('ZSCORE', key('remembered'), task_id) then
+  if ctx.remembered[task_id] then
     return 'closed'
   elseif first_revision > 0 and first_revision < forgotten then
     local limit = format('at least %d: what was accepted before may have been forgotten', forgotten)
