@@ -10,7 +10,7 @@ messages are not merged. Groups, which others parse again, are taken only as wha
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -230,8 +230,7 @@ def join_push(run: common_pb2.RunRef, sequence: int, groups: Iterable[Sequence[B
 # ── batches ──────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(NamedTuple):
     """A group of a pull stream: `body` is its serialized Group, empty where `payload_key` says where that lies."""
 
     body: Buffer
@@ -267,13 +266,17 @@ def split_pull(message: Buffer) -> tuple[Revision, batches_pb2.BatchInfo | None,
 
 
 def _split_delivered(message: memoryview) -> Delivered:
-    body, payload_key = _EMPTY, ""
-    numbers = {2: 0, 3: 0, 4: 0}
+    body, payload_key, sequence, head_version, tail_version = _EMPTY, "", 0, 0, 0
     for number, value in fields(message):
-        if number == 1 and isinstance(value, memoryview):
+        if isinstance(value, int):
+            if number == 2:
+                sequence = value
+            elif number == 3:
+                head_version = value
+            elif number == 4:
+                tail_version = value
+        elif number == 1:
             body = value
-        elif number == 5 and isinstance(value, memoryview):
+        elif number == 5:
             payload_key = bytes(value).decode("utf-8", "replace")
-        elif number in numbers and isinstance(value, int):
-            numbers[number] = value
-    return Delivered(body, numbers[2], numbers[3], numbers[4], payload_key)
+    return Delivered(body, sequence, head_version, tail_version, payload_key)

@@ -5,7 +5,7 @@ start, little-endian and C-contiguous. Rows are those of sample 0, then sample 1
 the header alone, so the service can check a payload's length without reading it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -84,16 +84,6 @@ class ColumnSpec:
         return samples if self.axis == pb.AXIS_SAMPLE else sum(self.ragged_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnSlice:
-    """Place of a column in the payload: bytes [start, stop), `shape` = (rows, *item_shape)."""
-
-    spec: ColumnSpec
-    start: int
-    stop: int
-    shape: tuple[int, ...]
-
-
 def aligned(offset: int) -> int:
     """The next multiple of 8."""
     return (offset + ALIGNMENT - 1) & -ALIGNMENT
@@ -123,16 +113,6 @@ def column_rows(header: pb.GroupHeader, column: pb.Column) -> list[int]:
     if column.axis == pb.AXIS_SAMPLE:
         return [1] * len(header.samples)
     return list(column.rows)
-
-
-def column_slices(specs: Sequence[ColumnSpec], tokens: int, samples: int) -> Iterator[ColumnSlice]:
-    """Slices of the payload that hold the columns of a group of this many tokens and samples, in order."""
-    offset = 0
-    for spec in specs:
-        rows = spec.rows(tokens, samples)
-        start = aligned(offset)
-        offset = start + rows * spec.row_bytes
-        yield ColumnSlice(spec, start, offset, (rows, *spec.item_shape))
 
 
 def extent(specs: Sequence[ColumnSpec], tokens: int, samples: int) -> int:
@@ -174,17 +154,23 @@ def payload_pieces(columns: Sequence[Array]) -> list[Buffer]:
 def read_payload(header: pb.GroupHeader, payload: Buffer) -> dict[str, Array]:
     """Read-only views of the payload's columns by name, each of shape [rows, *item_shape]; nothing is copied.
 
-    Raises ValueError when the payload is shorter than the header says.
+    Raises ValueError when the payload's length is not what the header says.
     """
-    tokens = sum(sample.tokens for sample in header.samples)
-    return {
-        one.spec.name: np.frombuffer(payload, dtype=one.spec.dtype, count=prod(one.shape), offset=one.start).reshape(
-            one.shape
-        )
-        if one.stop > one.start
-        else np.empty(one.shape, one.spec.dtype)
-        for one in column_slices(column_specs(header), tokens, len(header.samples))
-    }
+    tokens, samples = sum([sample.tokens for sample in header.samples]), len(header.samples)
+    read: dict[str, Array] = {}
+    stop = 0
+    for spec in column_specs(header):
+        rows = spec.rows(tokens, samples)
+        start = aligned(stop)
+        stop = start + rows * spec.row_bytes
+        if stop == start:
+            read[spec.name] = np.empty((rows, *spec.item_shape), spec.dtype)
+            continue
+        flat = np.frombuffer(payload, spec.dtype, (stop - start) // spec.dtype.itemsize, start)
+        read[spec.name] = flat.reshape(rows, *spec.item_shape) if spec.item_shape else flat
+    if stop != len(payload):
+        raise ValueError(f"the header describes {stop} bytes, and the payload's buffer has {len(payload)}")
+    return read
 
 
 def column_of(name: str, array: Array, axis: int, rows: Sequence[int] = ()) -> pb.Column:

@@ -1,8 +1,9 @@
 """Shard that one rank gets of a step, or of one of its micro-batches, as numpy arrays over the received messages.
 
-Invariants: every array is a read-only view, nothing is copied. So a received message stays in memory exactly as long as
-something refers to one of its arrays. Arrays may be unaligned, which numpy handles. The first axis of a sample's
-per-token array is T, the tokens of prompt and response.
+Invariants: every array is a read-only view, nothing is copied. So what was received in one piece stays in memory
+exactly as long as something refers to one of its arrays. A piece is a message of 1 MB, or up to 8 MiB read from the
+store. Arrays may be unaligned, which numpy handles. The first axis of a sample's per-token array is T, the tokens of
+prompt and response.
 """
 
 import json
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buffer_wire import layout
-from buffer_wire.codec import Delivered, MalformedMessage, split_group
+from buffer_wire.codec import Buffer, Delivered, split_group
 from buffer_wire.enums import words
 from rollout_buffer.v1 import groups_pb2 as pb
 from trainer_client.state import WeightVersion
@@ -139,10 +140,10 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Group: the samples of one task, generated once."""
+    """Group: the samples of one task, generated once. What is in it is parsed at first use."""
 
-    header: pb.GroupHeader = field(repr=False)
-    """Header of the group, as the worker wrote it."""
+    header_bytes: Buffer = field(repr=False)
+    """Header of the group, serialized, inside the received message."""
     payload: memoryview = field(repr=False)
     """Payload: the bytes of the columns, inside the received message."""
     sequence: int
@@ -156,25 +157,22 @@ class Group:
 
     @classmethod
     def of(cls, delivered: Delivered, train_version: int) -> "Group":
-        """Split a delivered group into header and payload.
-
-        Raises MalformedMessage when the payload's size contradicts the header.
-        """
-        head, payload = split_group(memoryview(delivered.body))
-        header = pb.GroupHeader.FromString(bytes(head))
-        expected = layout.payload_bytes(header)
-        if len(payload) != expected:
-            raise MalformedMessage(f"group of task {header.task_id!r}: {len(payload)} payload bytes, not {expected}")
-        return cls(header, payload, delivered.sequence, delivered.head_version, delivered.tail_version, train_version)
+        """Split a delivered group into header and payload. Raises MalformedMessage."""
+        parts = split_group(memoryview(delivered.body))
+        return cls(*parts, delivered.sequence, delivered.head_version, delivered.tail_version, train_version)
 
     def __getstate__(self) -> dict[str, object]:
         """Copy header and payload out of the message for pickling; parsed values are left out."""
         kept = {name: self.__dict__[name] for name in self.__dataclass_fields__}
-        return {**kept, "header": self.header.SerializeToString(), "payload": bytes(self.payload)}
+        return {**kept, "header_bytes": bytes(self.header_bytes), "payload": bytes(self.payload)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        header, payload = pb.GroupHeader.FromString(state["header"]), memoryview(state["payload"])
-        self.__dict__.update(state, header=header, payload=payload)
+        self.__dict__.update(state, payload=memoryview(state["payload"]))
+
+    @cached_property
+    def header(self) -> pb.GroupHeader:
+        """Header of the group, as the worker wrote it. Raises DecodeError."""
+        return pb.GroupHeader.FromString(bytes(self.header_bytes))
 
     @property
     def task_id(self) -> str:
@@ -208,7 +206,10 @@ class Group:
 
     @cached_property
     def columns(self) -> Mapping[str, layout.Array]:
-        """Columns by name, each [rows, …] over all samples of the group, one after another."""
+        """Columns by name, each [rows, …] over all samples of the group, one after another.
+
+        Raises ValueError when the payload's length contradicts the header.
+        """
         return MappingProxyType(layout.read_payload(self.header, self.payload))
 
     @cached_property

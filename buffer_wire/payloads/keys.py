@@ -17,7 +17,7 @@ NONCE_BYTES = 16
 MAX_GROUP_BYTES = (1 << 31) - 1
 """Largest serialized Group: no protobuf can be larger."""
 PORTION_BYTES = 4 << 20
-"""Largest number of bytes of payloads that are asked for in one command."""
+"""Largest number of bytes of payloads that are asked for in one command, unless the caller says otherwise."""
 
 _REST = re.compile(r"[0-9a-f]{32}:[0-9a-f]{16}:[1-9][0-9]{0,9}")
 
@@ -68,13 +68,13 @@ def is_key_of(run_id: str, key: str) -> bool:
     return key.startswith(prefix) and bool(_REST.fullmatch(key, len(prefix))) and size_of(key) <= MAX_GROUP_BYTES
 
 
-def portions(payload_keys: Sequence[str]) -> list[Sequence[str]]:
-    """The keys split so that each portion's payloads stay below PORTION_BYTES (or are one payload)."""
+def portions(payload_keys: Sequence[str], most_bytes: int = PORTION_BYTES) -> list[Sequence[str]]:
+    """The keys split so that each portion's payloads stay below so many bytes (or are one payload)."""
     split: list[Sequence[str]] = []
     first, size = 0, 0
     for index, key in enumerate(payload_keys):
         size += size_of(key)
-        if size > PORTION_BYTES and index > first:
+        if size > most_bytes and index > first:
             split.append(payload_keys[first:index])
             first, size = index, size_of(key)
     if first < len(payload_keys):

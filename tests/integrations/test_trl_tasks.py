@@ -104,7 +104,7 @@ def group_with(metadata: str) -> Group:
     header = type(group.header)()
     header.CopyFrom(group.header)
     header.metadata_json = metadata
-    return replace(group, header=header)
+    return replace(group, header_bytes=header.SerializeToString())
 
 
 def test_the_row_of_a_group_is_found_again() -> None:

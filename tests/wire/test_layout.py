@@ -38,8 +38,10 @@ def test_reading_copies_nothing_and_the_views_are_read_only() -> None:
 
 
 def test_every_column_starts_at_a_multiple_of_eight() -> None:
-    header, _ = make_header([5, 7, 1], extra={"a": np.zeros((13, 3), np.int8)})
-    assert all(one.start % 8 == 0 for one in layout.column_slices(layout.column_specs(header), 13, 3))
+    header, columns = make_header([5, 7, 1], extra={"a": np.zeros((13, 3), np.int8)})
+    payload = layout.write_payload(columns)
+    first = np.frombuffer(payload, np.uint8).ctypes.data
+    assert all((array.ctypes.data - first) % 8 == 0 for array in layout.read_payload(header, payload).values())
 
 
 def test_ragged_and_per_sample_columns_have_their_own_rows() -> None:
@@ -63,7 +65,9 @@ def test_big_endian_arrays_travel_as_little_endian() -> None:
     np.testing.assert_array_equal(layout.read_payload(header, layout.write_payload(big))["token_ids"], columns[0])
 
 
-def test_a_short_payload_is_an_error_not_garbage() -> None:
+def test_a_payload_of_another_length_is_an_error_not_garbage() -> None:
     header, columns = make_header([5, 7])
-    with pytest.raises(ValueError, match="buffer"):
-        layout.read_payload(header, layout.write_payload(columns)[:-1])
+    payload = layout.write_payload(columns)
+    for wrong in (payload[:-1], payload + b"x"):
+        with pytest.raises(ValueError, match="buffer"):
+            layout.read_payload(header, wrong)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from buffer_wire.codec import Buffer, Delivered, split_pull
@@ -45,7 +45,7 @@ class PullAssembly:
         """Put the bodies that lie under `keys` into their groups."""
         read = iter(bodies)
         self._groups = [
-            replace(one, body=next(read), payload_key="") if one.payload_key else one for one in self._groups
+            one._replace(body=next(read), payload_key="") if one.payload_key else one for one in self._groups
         ]
         self._received_bytes += sum(map(len, bodies))
 

@@ -154,7 +154,10 @@ class StepMeter:
     def got(self, batch: Batch) -> None:
         """Count `batch`, a whole one or a micro-batch, which goes to the training loop."""
         self._info = batch.info
-        self._groups += (replace(group, payload=memoryview(b"")) for group in batch.groups)
+        # Their headers alone: views would keep the batch in memory.
+        self._groups += (
+            replace(group, header_bytes=bytes(group.header_bytes), payload=memoryview(b"")) for group in batch.groups
+        )
         self._received_bytes += batch.received_bytes
         if batch.final and self._on_step is not None:
             self._ask()
