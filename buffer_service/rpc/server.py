@@ -115,7 +115,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     groups = GroupServicer(
         PushParts(store, pushes, budget, Incoming(incoming), drain, metrics, settings.max_message_bytes), slots
     )
-    batches = loop.BatchServicer(store, PullStream(store, lines, outgoing, metrics), slots)
+    batches = loop.BatchServicer(store, PullStream(store, lines, outgoing, metrics, settings.direct_from_bytes), slots)
     server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches)))
     bounds = QuotaBounds(settings.max_run_groups, settings.max_run_tokens, settings.max_run_bytes)
     runs_pb2_grpc.add_RunServiceServicer_to_server(loop.RunServicer(store, bounds, slots), server)

@@ -12,8 +12,10 @@ from tests.support.rpc import Rpc, RunRpc, connect, failure, make_group
 from tests.support.service import ServiceProcess, running_service
 from tests.support.store_server import StoreServer, store_server
 
-LARGE_TOKENS = 8_000
-"""A group of that many tokens has 72 KB."""
+LARGE_TOKENS = 6_000
+"""A group of that many tokens has 54 KB."""
+DIRECT_FROM_BYTES = 50_000
+"""Less than the default."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,8 @@ def store() -> Iterator[StoreServer]:
 @pytest.fixture(scope="module")
 def service(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     # What the service remembers of payloads would hide what became of them in the store.
-    with running_service(tmp_path_factory.mktemp("service"), store=store.url, recent_bytes=0) as running:
+    settings = {"store": store.url, "recent_bytes": 0, "direct_from_bytes": DIRECT_FROM_BYTES}
+    with running_service(tmp_path_factory.mktemp("service"), **settings) as running:
         yield running
 
 

@@ -292,7 +292,7 @@ class Reader:
 def puller(room: Room) -> PullStream:
     notes: Any = type("Notes", (), {"ticket": lambda *_: 0})()
     metrics = RpcMetrics(CollectorRegistry())
-    return PullStream(cast("RunStore", SlowStore()), WaitingLines(notes, Drain()), room, metrics)
+    return PullStream(cast("RunStore", SlowStore()), WaitingLines(notes, Drain()), room, metrics, 1)
 
 
 async def settled() -> None:

@@ -33,8 +33,6 @@ from rollout_buffer.v1 import batches_pb2 as pb
 
 log = structlog.get_logger(__name__)
 
-DIRECT_FROM_BYTES = 64 << 10
-"""Size in bytes of a serialized group from which on it goes as its key, to those who want keys."""
 MESSAGE_BYTES = 1 << 20
 READ_BYTES = 4 << 20
 """Largest size in bytes of one read of the store. Two reads are held at once, unless many pull."""
@@ -54,7 +52,7 @@ class PullStream:
         lines: WaitingLines,
         room: Room,
         metrics: RpcMetrics,
-        direct_from_bytes: int = DIRECT_FROM_BYTES,
+        direct_from_bytes: int,
     ) -> None:
         self._store = store
         self._lines = lines
