@@ -26,13 +26,11 @@ class Parcel:
     header: groups_pb2.GroupHeader
     payload: bytes
     size_bytes: int
-    """Bytes that it takes in the window."""
+    """Bytes that it takes in the window, and in a bundle."""
     answer: asyncio.Future[PushResult | None]
     """Answer to the present try; None: it is to be tried again. Done while it is in line: it was withdrawn."""
     pieces: Sequence[Buffer] = ()
     """The serialized Group, as it is sent; empty: it is to be made ready, anew where it was before."""
-    sent_bytes: int = 0
-    """Bytes of `pieces`."""
     direct: bool = False
     """True while the payload lies in the store."""
     misses: int = 0
@@ -44,11 +42,11 @@ class Parcel:
 
 
 class Outbox:
-    """Parcels in order. Invariant: `sent_bytes` is the sum over the parcels in line, kept and never recounted."""
+    """Parcels in order. Invariant: `size_bytes` is the sum over the parcels in line, kept and never recounted."""
 
     def __init__(self) -> None:
         self._parcels: deque[Parcel] = deque()
-        self.sent_bytes = 0
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._parcels)
@@ -61,15 +59,15 @@ class Outbox:
     def join(self, parcel: Parcel) -> None:
         """Put a parcel at the end of the line."""
         self._parcels.append(parcel)
-        self.sent_bytes += parcel.sent_bytes
+        self.size_bytes += parcel.size_bytes
 
     def return_to_head(self, parcels: Sequence[Parcel]) -> None:
         """Put parcels at the head of the line again, in order."""
         self._parcels.extendleft(reversed(parcels))
-        self.sent_bytes += sum(parcel.sent_bytes for parcel in parcels)
+        self.size_bytes += sum(parcel.size_bytes for parcel in parcels)
 
     def take(self) -> Parcel:
         """Take the head of the line out."""
         parcel = self._parcels.popleft()
-        self.sent_bytes -= parcel.sent_bytes
+        self.size_bytes -= parcel.size_bytes
         return parcel

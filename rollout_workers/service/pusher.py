@@ -7,8 +7,9 @@ what waits and what is under way stays within `window_bytes` and `window_groups`
 the engines instead of filling this process's memory. No timer: a group leaves at once while fewer than
 BUNDLES_UNDER_WAY bundles are unanswered. What comes meanwhile makes the next bundle.
 
-With a `writer` a large group is written to the store first, beside others, and only its header is sent. Its payload
-counts in the window all the same: it is kept until the answer, for what the store lost is written again.
+With a `writer` a large group is written to the store first, beside others, and only its header is sent. Those that are
+written together are pushed together: a bundle costs service and worker as much as several groups. The payload counts
+all the same, in the window, for it is kept until the answer, and in the bundle, whose groups are answered together.
 """
 
 import asyncio
@@ -67,6 +68,8 @@ class Pusher:
         self._open_bytes = 0
         self._room = Changes()
         """Changes of what the window holds."""
+        self._writing = 0
+        """Groups that are being written."""
         self._sendable = asyncio.Event()
         """Set when something may be sent: one wake-up for all that came since the sender looked."""
         self._known_revision = 0
@@ -143,14 +146,18 @@ class Pusher:
         serialized = header.SerializeToString()
         stored = None
         if self._writer is not None and parcel.misses < MAX_MISSES:
-            stored = await self._writer.write(serialized, payload)
+            self._writing += 1
+            try:
+                stored = await self._writer.write(serialized, payload)
+            finally:
+                self._writing -= 1
+                self._wake()
         parcel.direct = stored is not None
         parcel.pieces = (
             (stored_group(serialized, stored),)
             if stored is not None
             else (group_head(serialized, len(payload)), payload)
         )
-        parcel.sent_bytes = sum(map(len, parcel.pieces))
 
     async def _revision(self) -> int:
         async with self._asking:  # One asks for all.
@@ -194,6 +201,9 @@ class Pusher:
 
     def _join(self, parcel: Parcel) -> None:
         self._waiting.join(parcel)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._may_send():
             self._sendable.set()
 
@@ -207,8 +217,9 @@ class Pusher:
             return False
         if self._one_by_one:
             return not self._sent
-        # A full bundle gains nothing by waiting.
-        return len(self._sent) < BUNDLES_UNDER_WAY or self._waiting.sent_bytes >= self._bundle_bytes
+        # A full bundle gains nothing by waiting; one beside which others are being written is joined by them.
+        full = self._waiting.size_bytes >= self._bundle_bytes
+        return full or (not self._writing and len(self._sent) < BUNDLES_UNDER_WAY)
 
     def _next_bundle(self) -> list[Parcel]:
         parcels: list[Parcel] = []
@@ -216,13 +227,13 @@ class Pusher:
         most = 1 if self._one_by_one else MAX_GROUPS_PER_BUNDLE
         while len(self._waiting) and len(parcels) < most:
             parcel = self._waiting.first
-            if parcels and size + parcel.sent_bytes > self._bundle_bytes:
+            if parcels and size + parcel.size_bytes > self._bundle_bytes:
                 break
             self._waiting.take()
             if parcel.answer.done():
                 continue
             parcels.append(parcel)
-            size += parcel.sent_bytes
+            size += parcel.size_bytes
         return parcels
 
     # ── answers ──────────────────────────────────────────────────────────────
@@ -238,8 +249,7 @@ class Pusher:
             else:
                 self._waiting.return_to_head(parcels)
         self._room.notify()
-        if self._may_send():
-            self._sendable.set()
+        self._wake()
 
     def _answer(self, parcel: Parcel, ack: groups_pb2.PushAck) -> None:
         name = _OUTCOMES.get(ack.outcome, str(ack.outcome))

@@ -48,15 +48,13 @@ async def test_large_groups_lie_in_the_store_and_small_ones_are_relayed(storing:
     assert storing.troubles == [""]
 
 
-async def test_payloads_in_the_store_take_no_room_in_bundles_but_in_the_window(storing: FakeService) -> None:
-    async with pushing(storing, directly=True, bundle_bytes=100_000) as p:
-        storing.hold_pushes.clear()
-        pushes = [p.push(f"t{i}", LARGE) for i in range(12)]
-        # The first two leave at once, one by one; what is written meanwhile goes together.
-        await eventually(lambda: len(storing.bundles) == 1 and len(p.pusher) == 12)
-        storing.hold_pushes.set()
-        assert {(await push).outcome for push in pushes} == {"queued"}
-        assert max(storing.bundles) > 1
+async def test_groups_that_are_written_together_are_pushed_together(storing: FakeService) -> None:
+    async with pushing(storing, directly=True, bundle_bytes=400_000) as p:
+        assert set(await p.push_all(*(f"t{i}" for i in range(6)), tokens=LARGE)) == {"queued"}
+    assert storing.bundles == [4, 2]
+
+
+async def test_payloads_in_the_store_take_their_room_in_the_window(storing: FakeService) -> None:
     async with pushing(storing, directly=True, window_bytes=200_000) as p:
         storing.hold_pushes.clear()
         pushes = [p.push(f"u{i}", LARGE) for i in range(3)]
