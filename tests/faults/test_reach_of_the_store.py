@@ -3,10 +3,11 @@
 They work relayed, and status says so; where a way to the store opens they take it, and go back when it is closed.
 """
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,10 +77,10 @@ class Loop:
         self._trainer.stdin.flush()
         self.trained += self._trainer.stdout.readline().split()
 
-    def step_until_relaying(self, *, pushes: int, pulls: int) -> None:
-        """Go on until so many clients relay."""
+    def step_until(self, name: str, label: str, met: Callable[[dict[str, float]], bool]) -> None:
+        """Go on until the metric's values are so."""
         deadline = time.monotonic() + DEADLINE_S
-        while (seen := (self.metric(RELAYING, of="pushes"), self.metric(RELAYING, of="pulls"))) != (pushes, pulls):
+        while not met(seen := self.metrics(name, label)):
             assert time.monotonic() < deadline, seen
             self.step()
 
@@ -87,14 +88,11 @@ class Loop:
         shown = self._read(self._apart.clients, "-m", "buffer_cli", "status", "--address", self._service.address)
         return [" ".join(line.split()) for line in shown.splitlines() if "relayed" in line]
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metrics(self, name: str, label: str) -> dict[str, float]:
+        """Values by a label; none in a scrape that could not read the run in time."""
         text = self._read(self._apart.service, "-c", READ, f"{self._service.admin}/metrics")
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        families = text_string_to_metric_families(text)
+        return {one.labels[label]: one.value for family in families for one in family.samples if one.name == name}
 
     def end(self) -> str:
         """The trainer's last words."""
@@ -112,8 +110,8 @@ class Loop:
 
     @staticmethod
     def _read(within: list[str], *arguments: str) -> str:
-        command = [*within, sys.executable, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
+        command, wide = [*within, sys.executable, *arguments], {**os.environ, "COLUMNS": "200"}
+        return subprocess.run(command, env=wide, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
 
 
 @pytest.fixture
@@ -127,21 +125,19 @@ def test_clients_relay_where_they_cannot_reach_the_store_and_go_directly_where_t
     apart: Namespaces, loop: Loop
 ) -> None:
     loop.step()
-    loop.step_until_relaying(pushes=1, pulls=1)
+    loop.step_until(RELAYING, "of", lambda clients: clients == {"pushes": 1, "pulls": 1})
     assert loop.status() == [
         f"relayed {what} 1 client: {STORE}:7000: [Errno 101] Network is unreachable (1)" for what in ("pushes", "pulls")
     ]
-    assert loop.metric(DIRECT) == 0
+    assert not any(loop.metrics(DIRECT, "method").values())
 
     apart.open_store()
-    loop.step_until_relaying(pushes=0, pulls=0)
-    loop.step()
+    loop.step_until(RELAYING, "of", lambda clients: clients == {"pushes": 0, "pulls": 0})
+    loop.step_until(DIRECT, "method", lambda sizes: min(sizes["PushGroups"], sizes["PullBatch"]) > 0)
     assert loop.status() == []
-    pushed, pulled = loop.metric(DIRECT, method="PushGroups"), loop.metric(DIRECT, method="PullBatch")
-    assert min(pushed, pulled) > 0
 
     apart.close_store()
-    loop.step_until_relaying(pushes=1, pulls=1)
+    loop.step_until(RELAYING, "of", lambda clients: clients == {"pushes": 1, "pulls": 1})
     assert len(loop.status()) == 2
     loop.step()
 
