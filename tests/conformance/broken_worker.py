@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from buffer_wire.codec import join_group
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import common_pb2, tasks_pb2_grpc
 from rollout_workers.generation.samples import GroupProgress
-from rollout_workers.service import pusher
+from rollout_workers.service.pusher import Pusher
 from rollout_workers.tasks.keeper import LeaseKeeper
 from rollout_workers.weights.watcher import WeightWatcher
 
@@ -62,14 +63,17 @@ def wrong_logprobs() -> None:
 def other_bytes_again() -> None:
     count = itertools.count()
 
-    def relabelling(join: Any) -> Any:
-        def relabelled(header: Any, payload: Any) -> Any:
-            header.worker_id = f"w{next(count)}"
-            return join(header, payload)
+    def relabelling(next_bundle: Any) -> Any:
+        def relabelled(self: Any) -> Any:
+            parcels = next_bundle(self)
+            for parcel in parcels:
+                parcel.header.worker_id = f"w{next(count)}"
+                parcel.pieces = join_group(parcel.header, parcel.payload)
+            return parcels
 
         return relabelled
 
-    replace(pusher, "join_group", relabelling)
+    replace(Pusher, "_next_bundle", relabelling)
 
 
 def deaf_to_publishes() -> None:
