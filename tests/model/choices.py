@@ -45,6 +45,8 @@ class History:
         self.instances = dict.fromkeys(WORKERS, INSTANCES[0])
         self.asks: list[ops.LeaseAsk] = []
         self.pushes: list[ops.GroupFacts] = []
+        self.written: list[ops.NewGroup] = []
+        """Groups that their pushers have written to the store, with their bodies."""
         self.submits: list[ops.Submit] = []
         self.resumes: list[ops.Resume] = []
         self.versions = [WeightVersion(1, 0)]

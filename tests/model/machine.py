@@ -56,10 +56,9 @@ class RunMachine(OperatorActions, RuleBasedStateMachine):
             return True
         if name in {"push_results", "extend", "give_back"}:
             return bool(self.grants)
-        if name == "push_again":
-            return bool(self.pushes)
-        if name == "retry_blocked":
-            return bool(self.pair.waiting)
+        things = {"push_again": self.pushes, "push_written_again": self.written, "retry_blocked": self.pair.waiting}
+        if name in things:
+            return bool(things[name])
         if name == "report_lost":
             return (
                 self.view.next_step > self.view.committed_steps

@@ -253,9 +253,20 @@ def back_to_the_end(line: PushLine, payload_key: str, now: int) -> bool:
 _missing = pushing._missing
 
 
-def what_is_gone_is_closed(facts: ops.GroupFacts, *, gone: bool) -> ops.Pushed | None:
-    refused = _missing(facts, gone=gone)
-    return replace(refused, kind=ops.PushKind.CLOSED) if refused is not None else None
+def what_is_gone_is_closed(run: RunState, facts: ops.GroupFacts, payload_key: str, *, retry: bool) -> Any:
+    return ops.PushKind.CLOSED if _missing(run, facts, payload_key, retry=retry) else None
+
+
+def any_length_will_do(payloads: Payloads, key: str, size: int) -> bool:
+    return key in payloads.expiring
+
+
+_write = Payloads.write
+
+
+def written_over(payloads: Payloads, key: str, body: ops.Buffer) -> None:
+    payloads.trash(key)
+    _write(payloads, key, body)
 
 
 def forgotten_at_once(run: RunState, task_id: str) -> None:
@@ -483,6 +494,11 @@ MUTANTS: dict[str, Defect] = {
     "a blocked push that was given up is closed": Defect(
         "standing in line", pushing, "_missing", what_is_gone_is_closed
     ),
+    "what is accepted expires all the same": Defect("direct", Payloads, "claim", lambda *_: None),
+    "any length will do": Defect("direct", Payloads, "is_free", any_length_will_do),
+    "a repeated write takes the payload from its group": Defect("direct", Payloads, "write", written_over),
+    "a repeated push is another one": Defect("direct", pushing, "_repeated", lambda *_: None),
+    "what met a full queue stays": Defect("direct", Payloads, "release", lambda *_: None),
     "blocked pushes are never given up": Defect("standing in line", pushing, "give_up", lambda _: None),
     "blocked pushes last a millisecond longer": Defect("standing in line", pushing, "STAGING_AGE_MS", 600_001),
     "what is forgotten may be accepted again": Defect("resumed", RunState, "forget_task", forgotten_at_once),

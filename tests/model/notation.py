@@ -47,6 +47,7 @@ PLAIN: dict[str, dict[str, Any]] = {
         "turns": 1,
         "truncated_samples": 0,
         "version_tokens": (),
+        "stored": False,
     },
     "EngineReport": {"reloads": 0, "last_reload_ms": 0, "last_error": "", "errors": 0},
 }

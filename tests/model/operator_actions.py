@@ -4,6 +4,7 @@ import dataclasses
 
 from buffer_service.domain import ops
 from buffer_service.domain.ops.groups import STAGING_AGE_MS
+from buffer_service.domain.policy import OverflowAction
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
 from tests.model.policies import changed, policy
@@ -37,6 +38,17 @@ class OperatorActions(WeightActions):
         self.pair.both("update_policy", changed(draw, self.view.policy, ("filtering",)))
         if self.pair.waiting:
             self.retry_blocked(draw)
+
+    def reject_from_now_on(self, draw: Draw) -> None:
+        """Groups that their pushers wrote, and that wait for room, are rejected; what may expire does."""
+        for action in (OverflowAction.BLOCK, OverflowAction.REJECT):
+            self.pair.both("update_policy", dataclasses.replace(self.view.policy, overflow_action=action))
+            if action is OverflowAction.BLOCK:
+                self.write_and_push(draw)
+            elif self.pair.waiting:
+                self.retry_blocked(draw)
+        self.pair.both("expire_written")
+        self.pair.do(Entry("sweep"))
 
     def change_budget(self, draw: Draw) -> None:
         self.pair.both("update_policy", dataclasses.replace(self.view.policy, failure_budget=draw.pick((-1, 0, 100))))

@@ -13,6 +13,7 @@ from buffer_service.rules.transitions import GroupState, TaskState
 from buffer_wire.errors import RolloutBufferError
 from tests.model.inside import Inside
 from tests.model.notation import Entry
+from tests.oracle.pushing import written_key
 
 OPERATIONS = (
     "abandon_push",
@@ -22,6 +23,7 @@ OPERATIONS = (
     "create_run",
     "delete_run",
     "drain_run",
+    "expire_written",
     "extend",
     "fetch",
     "give_back",
@@ -39,12 +41,13 @@ OPERATIONS = (
     "sweep",
     "update_policy",
     "weights",
+    "write",
 )
 
 _NEVER = {TaskState.CANCELLED}
 """States that no operation leads to: a lease that is cancelled makes its task pending again."""
 
-_NOT_PUSHED = (PushKind.GONE, PushKind.PAYLOAD_MISSING, PushKind.RECORDED, PushKind.EVALUATIONS_FULL)
+_NOT_PUSHED = (PushKind.GONE, PushKind.RECORDED, PushKind.EVALUATIONS_FULL)
 """Outcomes that no push to the queue has: of a retry, and of evaluations (test_evaluations_against_store.py)."""
 
 EXPECTED = frozenset(
@@ -58,6 +61,9 @@ EXPECTED = frozenset(
         "retry_push:gone",
         "retry_push:filtered",
         "retry_push:refused",
+        "retry_push:payload_missing",
+        *(f"written:{kind}" for kind in ("queued", "filtered", "duplicate", "blocked", "rejected_full")),
+        "written:again",
         "push:unknown_attempt",
         "push:remembered",
         *(f"blocked:by_{why}" for why in ("caps", "quota", "line")),
@@ -271,6 +277,7 @@ def _count_push(
 ) -> None:
     for group, outcome in zip(facts, pushed.outcomes, strict=True):
         seen[f"{entry.operation}:{outcome.kind}"] += 1
+        seen[f"written:{outcome.kind}"] += group.stored
         if outcome.kind is PushKind.UNKNOWN_LEASE:
             seen["push:unknown_attempt"] += group.task_id in inside.environments()
         if outcome.kind is PushKind.CLOSED:
@@ -341,7 +348,7 @@ def _count_batch(seen: Counter[str], pull: ops.Pull, batch: ops.Batch, before: B
 def _count_line(seen: Counter[str], inside: Inside, entry: Entry, args: Sequence[Any], before: Before) -> None:
     """Count who left the line although nobody spoke of it."""
     if before.line and entry.operation in {"push", "retry_push"}:
-        own = {key for _, key in args[0]} if entry.operation == "retry_push" else set()
+        own = {key for _, key in args[0]} if entry.operation == "retry_push" else set(map(written_key, args[0]))
         seen["line:lapsed"] += bool(before.line - inside.line() - own)
 
 

@@ -10,15 +10,21 @@ from typing import Any, Protocol, cast
 import uvloop
 
 from buffer_service import commands
+from buffer_service.domain import ops
 from buffer_service.domain.ops import PORTION
 from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.payloads.keys import payload_key
 from tests.oracle import ReferenceModel
 
 PORTIONS = PORTION, 1
 """Groups that one call of a pull takes, by replica: with few of them every micro-batch is gathered."""
+
+
+WRITERS = frozenset({"write", "expire_written"})
+"""Operations of pushers on the store itself, and of time there."""
 
 
 class _Marker(StrEnum):
@@ -64,9 +70,11 @@ class Subject(Protocol):
 class StoreSubject:
     """The real store, reached at an address by several replicas. `close` it."""
 
+    written_with: tuple[str, ...] = ("NX",)
+
     def __init__(self, url: str) -> None:
         self._loop = uvloop.new_event_loop()  # As rpc processes have it.
-        self._replicas = [self._loop.run_until_complete(RedisRunStore.connect(url)) for _ in PORTIONS]
+        self.replicas = [self._loop.run_until_complete(RedisRunStore.connect(url)) for _ in PORTIONS]
 
     def call(
         self, operation: str, run_id: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int
@@ -74,19 +82,20 @@ class StoreSubject:
         return self._loop.run_until_complete(self._call(operation, run_id, args, kwargs, replica))
 
     def view(self, run_id: str) -> Any:
-        return self._loop.run_until_complete(_attempt(self._replicas[0].call(commands.view(run_id))))
+        return self._loop.run_until_complete(_attempt(self.replicas[0].call(commands.view(run_id))))
 
     def set_time(self, run_id: str, now_ms: int) -> None:
         self._command("SET", index_key(run_id, "test_now"), now_ms)
 
     def sweep(self, run_id: str) -> None:
-        self._loop.run_until_complete(self._replicas[0].sweep())
+        self._loop.run_until_complete(self.replicas[0].sweep())
 
     def stored_bodies(self, run_id: str) -> int:
         return len(self._command("KEYS", f"rb:p:{run_id}:*"))
 
     def leftovers(self, run_id: str) -> list[str]:
-        found = [*self._command("KEYS", f"rb:p:{run_id}:*"), *self._command("KEYS", index_key(run_id, "*"))]
+        payloads = self._loop.run_until_complete(self._payload_keys(run_id, expiring=False))
+        found = [*payloads, *self._command("KEYS", index_key(run_id, "*"))]
         return sorted({bytes(key).decode() for key in found} - {index_key(run_id, "test_now")})
 
     def tickets(self, run_id: str) -> dict[Topic, int]:
@@ -97,14 +106,17 @@ class StoreSubject:
         self._command("FLUSHALL")
 
     def close(self) -> None:
-        for store in self._replicas:
+        for store in self.replicas:
             self._loop.run_until_complete(store.close())
         self._loop.close()
 
     async def _call(
         self, operation: str, run_id: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int
     ) -> tuple[Any, Any]:
-        store = self._replicas[replica]
+        store = self.replicas[replica]
+        if operation in WRITERS:
+            reply = await getattr(self, f"_{operation}")(run_id, *args)
+            return reply, await _attempt(store.call(commands.view(run_id)))
         if operation == "pull":
             kwargs = {"portion": PORTIONS[replica], **kwargs}
         if hasattr(commands, operation):
@@ -112,17 +124,34 @@ class StoreSubject:
         else:
             reply = await _attempt(getattr(store, operation)(run_id, *args, **kwargs))
         # Another replica's view: whatever one keeps in memory must not matter.
-        return reply, await _attempt(self._replicas[replica - 1].call(commands.view(run_id)))
+        return reply, await _attempt(self.replicas[replica - 1].call(commands.view(run_id)))
+
+    async def _write(self, run_id: str, written: ops.NewGroup) -> None:
+        # A key that waits for its deletion would be written in vain.
+        await self.replicas[0]._calls.delete_trash(run_id)
+        key = payload_key(run_id, written.nonce, written.checksum, written.facts.size_bytes)
+        await self._send("SET", key, written.body, *self.written_with, "PX", ops.UNPUSHED_MS)
+
+    async def _expire_written(self, run_id: str) -> None:
+        if expiring := await self._payload_keys(run_id, expiring=True):
+            await self._send("UNLINK", *expiring)
+
+    async def _payload_keys(self, run_id: str, *, expiring: bool) -> list[bytes]:
+        keys = map(bytes, await self._send("KEYS", f"rb:p:{run_id}:*"))
+        return [key for key in keys if (await self._send("PTTL", key) >= 0) == expiring]
 
     async def _tickets(self, run_id: str) -> dict[Topic, int]:
-        notifications = self._replicas[0].notifications
+        notifications = self.replicas[0].notifications
         seen = notifications.ticket(run_id, cast("Topic", _Marker.HERE))
-        await self._replicas[0]._connection.command("PUBLISH", index_key(run_id, "notify"), _Marker.HERE.value)
+        await self.replicas[0]._connection.command("PUBLISH", index_key(run_id, "notify"), _Marker.HERE.value)
         assert await notifications.wait(run_id, cast("Topic", _Marker.HERE), seen, 10) > seen
         return {topic: notifications.ticket(run_id, topic) for topic in Topic}
 
     def _command(self, *words: str | int) -> Any:
-        return self._loop.run_until_complete(self._replicas[0]._connection.command(*words))
+        return self._loop.run_until_complete(self._send(*words))
+
+    async def _send(self, *words: Any) -> Any:
+        return await self.replicas[0]._connection.command(*words)
 
 
 class ModelSubject:

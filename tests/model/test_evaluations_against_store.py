@@ -15,6 +15,7 @@ from buffer_service.domain import evaluations as ev
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.payloads.keys import NONCE_BYTES
 from tests.model.budget import TIMES
 from tests.model.comparison import canonical, differences
 from tests.model.notation import PLAIN
@@ -128,11 +129,23 @@ class History:
         if live and self.random.random() < 0.7:
             worker, lease_id = self.random.choice(live)
         if self.random.random() < 0.4:
-            pushed = self.both("push", [self.group_of(lease_id)])
-            self.seen.update(f"push:{outcome.kind}" for outcome in (pushed.outcomes if pushed else ()))
+            group = self.group_of(lease_id)
+            if written := self.random.random() < 0.4:
+                group = self.write(group)
+            for _ in range(1 + (written and self.random.random() < 0.3)):
+                pushed = self.both("push", [group])
+                self.seen.update(f"push:{outcome.kind}" for outcome in (pushed.outcomes if pushed else ()))
             return
         kind = self.random.choice((*ops.ReturnKind, ops.ReturnKind.FAILED))
         self.hand_back(worker, lease_id, kind, "broken" if kind is ops.ReturnKind.FAILED else "")
+
+    def write(self, group: ops.NewGroup) -> ops.NewGroup:
+        """The group as its pusher pushes it, who has written it, or says so."""
+        nonce = self.random.randbytes(NONCE_BYTES)
+        written = replace(group, facts=replace(group.facts, stored=True), nonce=nonce)
+        if self.random.random() < 0.9:
+            self.both("write", written)
+        return replace(written, body=b"")
 
     def hand_back(self, worker: str, lease_id: str, kind: ops.ReturnKind, error: str) -> None:
         kept = (b"kept", ops.WeightVersion(1, 0), 7) if self.random.random() < 0.2 else (b"", None, 0)
@@ -268,6 +281,7 @@ ASK = ops.LeaseAsk("w1", "1", "r", "e", ops.WeightVersion(1, 0), 1, sink=ops.Tas
 
 OUTCOMES = (
     *(f"push:{outcome}" for outcome in ("recorded", "duplicate", "closed", "invalid", "unknown_lease")),
+    "push:payload_missing",
     *(f"return:failed:{outcome}" for outcome in ("pending", "failed", "lost")),
     *(f"return:interrupted:{outcome}" for outcome in ("pending", "lost")),
     *(f"submit_evaluation:{reason}" for reason in ("ok", "stale_term", "evaluation_exists", "invalid_field")),

@@ -1,9 +1,11 @@
 """Actions of feeders and workers: submit, lease, push, retry, extend, give back, report."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from buffer_service.domain import ops
 from buffer_wire.limits import MAX_MESSAGE_BYTES
+from buffer_wire.payloads.keys import NONCE_BYTES
 from tests.model.choices import History
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
@@ -164,6 +166,47 @@ class WorkerActions(History):
         names = [draw.pick(LEASELESS) for _ in range(draw.integer(1, 3))]
         incarnation = 1 if draw.rarely(16) else 0
         self.send(draw, [self.facts(draw, name, incarnation, "") for name in names])
+
+    def write_and_push(self, draw: Draw) -> None:
+        """Groups that their pusher has written, or not, or in another length, and some that are relayed."""
+        leases = self.pair.inside.leases()
+        live = [grant for _, _, grant in self.grants if grant.lease_id in leases][:2]
+        owners = [(grant.task_id, grant.incarnation, grant.lease_id) for grant in live]
+        owners += [(draw.pick(LEASELESS), 0, "") for _ in range(draw.integer(0 if live else 1, 2))]
+        for owner in owners:
+            number = self.number()
+            body = b"written %d" % number
+            facts = dataclasses.replace(
+                self.facts(draw, *owner), stored=True, size_bytes=len(body) + (1 if draw.rarely(12) else 0)
+            )
+            self.written.append(ops.NewGroup(facts, body, nonce=number.to_bytes(NONCE_BYTES)))
+            if not draw.rarely(12):
+                self.pair.both("write", self.written[-1])
+        self.push_written(draw, self.written[-len(owners) :])
+
+    def push_written(self, draw: Draw, written: Sequence[ops.NewGroup]) -> None:
+        """Push what was written by what their headers say, sometimes beside a group that is relayed."""
+        groups = [dataclasses.replace(group, body=b"") for group in written]
+        if draw.rarely(3):
+            groups.append(ops.NewGroup(self.facts(draw, draw.pick(LEASELESS), 0, ""), b"relayed"))
+        names = tuple(f"g{self.number()}" for _ in groups)
+        self.pair.do(Entry("push", (groups,), names, replica=draw.integer(0, 1)))
+
+    def push_written_again(self, draw: Draw) -> None:
+        """A push whose answer got lost, and perhaps its write too; sometimes after everything expired that may."""
+        again = [draw.recent(self.written)]
+        if draw.rarely(2):
+            again.append(draw.pick(self.written[-16:]))
+        if draw.rarely(4):
+            self.pair.both("expire_written")
+        for group in again if draw.rarely(3) else ():
+            self.pair.both("write", group)
+        self.pair.seen["written:again"] += 1
+        self.push_written(draw, again)
+
+    def expire_written(self, draw: Draw) -> None:
+        del draw
+        self.pair.both("expire_written")
 
     def push_again(self, draw: Draw) -> None:
         # Often one whose task may be trained and forgotten by now.

@@ -102,7 +102,14 @@ def take_back(run: RunState, evaluation: Evaluation, task: Task, given: LeaseRet
     return ReturnOutcome(task.state)
 
 
-def record(run: RunState, facts: GroupFacts, payload_key: str, *, gone: bool) -> Pushed:
+def repeated(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed | None:
+    """Answer a push of the very payload that is the task's result like the first one."""
+    task = _find(run, facts.lease_id)[1]
+    is_result = task is not None and task.payload_key == payload_key
+    return _pushed(facts, PushKind.RECORDED) if is_result else None
+
+
+def record(run: RunState, facts: GroupFacts, payload_key: str, missing: PushKind | None) -> Pushed:
     """Decide what becomes of a pushed group whose lease is of an evaluation."""
     evaluation, task, named = _find(run, facts.lease_id)
     if evaluation is None:
@@ -113,8 +120,8 @@ def record(run: RunState, facts: GroupFacts, payload_key: str, *, gone: bool) ->
     stored = run.evaluations.stored_bytes - len(task.spec) + facts.size_bytes
     if refused is None and stored > MAX_STORED_BYTES:
         refused = replace(_named(facts, "stored_bytes", stored, str(MAX_STORED_BYTES)), kind=PushKind.EVALUATIONS_FULL)
-    if refused is None and gone:
-        refused = _pushed(facts, PushKind.GONE)
+    if refused is None and missing:
+        refused = _pushed(facts, missing)
     if refused is not None:
         return refused
     _end(run, evaluation, task, "finished", facts.size_bytes)

@@ -11,6 +11,7 @@ from typing import assert_never
 from buffer_service.domain.ops import (
     PORTION,
     GroupFacts,
+    NewGroup,
     Pushed,
     PushKind,
     PushResult,
@@ -23,10 +24,15 @@ from buffer_service.domain.policy import MAX_ENVIRONMENTS, OverflowAction
 from buffer_service.rules.transitions import GroupState, TaskState
 from tests.oracle import evaluation_leases
 from tests.oracle.leasing import prolong
-from tests.oracle.records import Group, Task
+from tests.oracle.records import Group, Payloads, Task
 from tests.oracle.rules.filters import acceptance_ppm, has_filter, why_filtered
 from tests.oracle.rules.identity import LeaseId, group_id
 from tests.oracle.state import RunState
+
+
+def written_key(group: NewGroup) -> str:
+    """Key of a body that its pusher has written."""
+    return f"written-{group.nonce.hex()}-{group.facts.size_bytes}"
 
 
 def push(run: RunState, groups: Iterable[tuple[GroupFacts, str]], *, retry: bool = False) -> PushResult:
@@ -36,27 +42,52 @@ def push(run: RunState, groups: Iterable[tuple[GroupFacts, str]], *, retry: bool
     for facts, payload_key in groups:
         if len(outcomes) % PORTION == 0:
             run.settle()
-        gone = retry and payload_key not in run.staged
-        outcome = _judged(run, facts, payload_key, gone=gone)
+        outcome = _repeated(run, facts, payload_key)
+        if outcome is None:
+            missing = _missing(run, facts, payload_key, retry=retry)
+            outcome = _judged(run, facts, payload_key, missing)
+            _settle_payload(run.payloads, facts, payload_key, outcome.kind)
         if outcome.kind is not PushKind.BLOCKED:
             run.line.leave(payload_key)
             run.staged.pop(payload_key, None)
-        if outcome.kind not in {PushKind.QUEUED, PushKind.BLOCKED, PushKind.RECORDED}:
-            run.payloads.trash(payload_key)
         outcomes.append(outcome)
     return PushResult(run.settle(), outcomes, run.published)
 
 
-def _judged(run: RunState, facts: GroupFacts, payload_key: str, *, gone: bool) -> Pushed:
+def _repeated(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed | None:
+    """Answer a push of the very payload that was accepted before like the first one."""
     if sink_of(facts.lease_id) is TaskSink.EVALUATIONS:
-        return evaluation_leases.record(run, facts, payload_key, gone=gone)
+        return evaluation_leases.repeated(run, facts, payload_key)
+    task = run.tasks.get(facts.task_id)
+    if task is None or task.accepted_key != payload_key:
+        return None
+    return _pushed(facts, PushKind.FILTERED if task.filtered else PushKind.QUEUED)
+
+
+def _missing(run: RunState, facts: GroupFacts, payload_key: str, *, retry: bool) -> PushKind | None:
+    """Tell what is answered where a payload is needed and is not there; None where it is."""
+    if payload_key in run.staged:
+        return None
+    if facts.stored:
+        return None if run.payloads.is_free(payload_key, facts.size_bytes) else PushKind.PAYLOAD_MISSING
+    return PushKind.GONE if retry else None
+
+
+def _judged(run: RunState, facts: GroupFacts, payload_key: str, missing: PushKind | None) -> Pushed:
+    if sink_of(facts.lease_id) is TaskSink.EVALUATIONS:
+        return evaluation_leases.record(run, facts, payload_key, missing)
     refused = _refuse(run, facts) or _filter(run, facts, payload_key)
-    return refused or _missing(facts, gone=gone) or _place(run, facts, payload_key)
+    return refused or (_pushed(facts, missing) if missing else _place(run, facts, payload_key))
 
 
-def _missing(facts: GroupFacts, *, gone: bool) -> Pushed | None:
-    """Say that the payload is not there any more."""
-    return _pushed(facts, PushKind.GONE) if gone else None
+def _settle_payload(payloads: Payloads, facts: GroupFacts, payload_key: str, kind: PushKind) -> None:
+    """Keep, delete or leave a payload as the outcome says."""
+    if kind in {PushKind.QUEUED, PushKind.BLOCKED, PushKind.RECORDED}:
+        payloads.claim(payload_key)
+    elif facts.stored and kind is PushKind.REJECTED_FULL:
+        payloads.release(payload_key)
+    elif kind is not PushKind.PAYLOAD_MISSING:
+        payloads.trash(payload_key)
 
 
 def _refuse(run: RunState, facts: GroupFacts) -> Pushed | None:
@@ -134,6 +165,7 @@ def _filter(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed | None
     if why is None:
         return None
     group = _complete(run, facts, payload_key)
+    group.task.filtered = True
     run.move_group(group, GroupState.FILTERED)
     run.end_group(group)
     run.count(why)
@@ -195,7 +227,7 @@ def _complete(run: RunState, facts: GroupFacts, payload_key: str) -> Group:
         run.pending.remove(task)
     run.leases.close(task)
     run.move_task(task, TaskState.COMPLETED)
-    task.accepted_attempt = _attempt(facts)
+    task.accepted_attempt, task.accepted_key = _attempt(facts), payload_key
     run.leaseless |= not task.accepted_attempt
     is_last_lease = 0 < task.attempt == task.accepted_attempt
     run.totals.accept(facts, run.now - task.granted_ms if is_last_lease else None)

@@ -69,6 +69,10 @@ class Task:
     """Time when its last lease was given."""
     accepted_attempt: int | None = None
     """The attempt whose group was accepted for this incarnation; 0 without a lease."""
+    accepted_key: str = ""
+    """Payload key of that group."""
+    filtered: bool = False
+    """True when the filter ended that group."""
 
     @property
     def lease_id(self) -> str:
@@ -164,9 +168,14 @@ class PublishedAt:
 
 @dataclass(slots=True)
 class Payloads:
-    """Bodies by key: written before they are indexed, deleted when nothing refers to them any more."""
+    """Bodies by key: written before they are indexed, deleted when nothing refers to them any more.
+
+    They are those of a run's name, over deletions of the run: what was written and not pushed outlives one.
+    """
 
     bodies: dict[str, Buffer] = field(default_factory=dict)
+    expiring: set[str] = field(default_factory=set)
+    """Keys of what their pushers have written, and no group has."""
 
     def put(self, body: Buffer) -> str:
         """Store a body under a key of its own, which no other run has or had either."""
@@ -174,6 +183,34 @@ class Payloads:
         self.bodies[key] = body
         return key
 
+    def write(self, key: str, body: Buffer) -> None:
+        """A pusher writes a body; a repeat changes nothing."""
+        if key not in self.bodies:
+            self.bodies[key] = body
+            self.expiring.add(key)
+
+    def is_free(self, key: str, size: int) -> bool:
+        """Tell whether a body of this size was written under the key, and no group has it."""
+        return key in self.expiring and len(self.bodies[key]) == size
+
+    def claim(self, key: str) -> None:
+        """A written body stays."""
+        self.expiring.discard(key)
+
+    def release(self, key: str) -> None:
+        """A written body expires after all."""
+        self.expiring.add(key)
+
+    def expire(self) -> None:
+        """Time is over for what was written and not pushed."""
+        for key in list(self.expiring):
+            self.trash(key)
+
+    def keep_expiring(self) -> None:
+        """The run is deleted, with all bodies that it had."""
+        self.bodies = {key: self.bodies[key] for key in self.expiring}
+
     def trash(self, key: str) -> None:
         """Nothing refers to the body any more."""
         self.bodies.pop(key, None)
+        self.expiring.discard(key)

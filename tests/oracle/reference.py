@@ -1,5 +1,6 @@
 """ReferenceModel: the runs, the clock, and the checks that come before every operation."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from buffer_service.domain import ops
@@ -26,6 +27,7 @@ from tests.oracle import (
     view,
 )
 from tests.oracle.evaluation_operations import EvaluationOperations
+from tests.oracle.records import Payloads
 from tests.oracle.rules.proofs import prove
 from tests.oracle.state import RunState
 
@@ -36,6 +38,7 @@ class ReferenceModel(EvaluationOperations):
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._runs: dict[str, RunState] = {}
+        self._payloads: defaultdict[str, Payloads] = defaultdict(Payloads)
 
     # ── runs ──
 
@@ -47,7 +50,13 @@ class ReferenceModel(EvaluationOperations):
         if run is None:
             now = self._now_ms()
             run = self._runs[run_id] = RunState(
-                run_id, policy, created_ms=now, now=now, revision=revision, secret=secret
+                run_id,
+                policy,
+                created_ms=now,
+                now=now,
+                revision=revision,
+                secret=secret,
+                payloads=self._payloads[run_id],
             )
             return view.view(run, now), True
         if run.policy != policy:
@@ -99,6 +108,7 @@ class ReferenceModel(EvaluationOperations):
         """Forget the run."""
         self._known(run_id)
         del self._runs[run_id]
+        self._payloads[run_id].keep_expiring()
 
     def records(self, run_id: str, after: str, limit: int) -> Sequence[ops.Record]:
         """Nothing: the model records nothing."""
@@ -155,13 +165,22 @@ class ReferenceModel(EvaluationOperations):
 
     # ── groups ──
 
+    def write(self, run_id: str, written: ops.NewGroup) -> None:
+        """Write a group's body as its pusher does."""
+        self._payloads[run_id].write(pushing.written_key(written), written.body)
+
+    def expire_written(self, run_id: str) -> None:
+        """Have all expire that was written and has no group."""
+        self._payloads[run_id].expire()
+
     def push(
         self, run_id: str, groups: Sequence[ops.NewGroup], *, seen_revision: Revision = NO_REVISION
     ) -> ops.PushResult:
         """Store payloads and index them."""
         run = self._begin(run_id, seen_revision)
         run.require_store()
-        return pushing.push(run, [(group.facts, run.payloads.put(group.body)) for group in groups])
+        keys = [pushing.written_key(group) if group.facts.stored else run.payloads.put(group.body) for group in groups]
+        return pushing.push(run, [(group.facts, key) for group, key in zip(groups, keys, strict=True)])
 
     def retry_push(self, run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]]) -> ops.PushResult:
         """Try blocked groups again by their payload keys; a refusal ends their push, so the payloads go."""

@@ -242,7 +242,7 @@ class RunState:
         task.incarnation += 1
         task.attempt = 0
         task.failures = 0
-        task.accepted_attempt = None
+        task.accepted_attempt, task.accepted_key = None, ""
         task.came_back = True
         self.make_pending(task, self.now)
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import redis
 
-from buffer_wire.codec import group_head
-from buffer_wire.payloads.keys import group_checksum, new_nonce, payload_checksum, payload_key
+from buffer_wire.payloads.keys import new_nonce
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from tests.service.test_blocked_pushes import BLOCK, Pusher, blocked
-from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, connect, failure, make_group, make_task
+from tests.support.rpc import TIMEOUT_S, Rpc, connect, failure, make_group, make_task
 from tests.support.service import ServiceProcess, running_service
 from tests.support.store_server import StoreServer, store_server
+from tests.support.written import claim_check, key_of, write
 
 QUEUED, MISSING = groups_pb2.PUSH_OUTCOME_QUEUED, groups_pb2.PUSH_OUTCOME_PAYLOAD_MISSING
 
@@ -43,24 +43,6 @@ def stored(store: StoreServer) -> Iterator[Any]:
         yield client
 
 
-def claim_check(group: groups_pb2.Group) -> groups_pb2.Group:
-    """The group as it is pushed once its payload lies in the store."""
-    place = groups_pb2.StoredPayload(nonce=new_nonce(), checksum=payload_checksum(group.payload))
-    return groups_pb2.Group(header=group.header, stored=place)
-
-
-def key_of(run: RunRpc, group: groups_pb2.Group, pushed: groups_pb2.Group) -> str:
-    header = group.header.SerializeToString()
-    size = len(group_head(header, len(group.payload))) + len(group.payload)
-    return payload_key(run.run_id, pushed.stored.nonce, group_checksum(header, pushed.stored.checksum), size)
-
-
-def write(stored: Any, run: RunRpc, group: groups_pb2.Group) -> groups_pb2.Group:
-    pushed = claim_check(group)
-    assert stored.set(key_of(run, group, pushed), group.SerializeToString(), nx=True, px=600_000)
-    return pushed
-
-
 def test_written_and_relayed_groups_of_one_bundle_are_pulled_as_they_were_made(
     rpc: Rpc, stored: Any, service: ServiceProcess
 ) -> None:
@@ -68,7 +50,7 @@ def test_written_and_relayed_groups_of_one_bundle_are_pulled_as_they_were_made(
     before = service.metric(name, method="PushGroups")
     run = rpc.create(batch_groups=4)
     groups = [make_group(f"x{i}", lengths=(1_000 * (i + 1), 7), seed=i) for i in range(4)]
-    pushed = [write(stored, run, group) if i % 2 else group for i, group in enumerate(groups)]
+    pushed = [write(stored, run.run_id, group) if i % 2 else group for i, group in enumerate(groups)]
     acks = run.push(pushed)
     assert [ack.outcome for ack in acks] == [QUEUED] * 4
     assert [item.group for item in run.pull(0)[1]] == groups
@@ -81,7 +63,7 @@ def test_written_and_relayed_groups_of_one_bundle_are_pulled_as_they_were_made(
 
 def test_a_header_that_is_not_the_one_in_the_store_is_not_accepted(rpc: Rpc, stored: Any) -> None:
     run = rpc.create(batch_groups=1)
-    pushed = write(stored, run, make_group("a"))
+    pushed = write(stored, run.run_id, make_group("a"))
     pushed.header.samples[0].reward += 1
     assert [ack.outcome for ack in run.push([pushed])] == [MISSING]
     assert run.get().groups.accepted.groups == 0
@@ -131,12 +113,12 @@ def test_a_blocked_group_waits_like_any_other(rpc: Rpc, stored: Any, service: Se
     run = rpc.create(batch_groups=2, overflow_action=BLOCK)
     run.fill(2)
     group = make_group("late")
-    pushed = write(stored, run, group)
+    pushed = write(stored, run.run_id, group)
     request = groups_pb2.PushGroupRequest(run=run.ref, group=pushed)
     waiting = run.rpc.groups.PushGroup.future(request, timeout=60)
     blocked(service, 1)
     # Its expiry does not run while it waits.
-    assert stored.pttl(key_of(run, group, pushed)) == -1
+    assert stored.pttl(key_of(run.run_id, group, pushed)) == -1
     run.pull(0)
     assert waiting.result(60).ack.outcome == QUEUED
     stream = Pusher(run)

@@ -100,6 +100,30 @@ async def test_once_the_replica_is_back_the_same_request_is_acknowledged(
     await run.check()
 
 
+async def test_a_written_payload_is_on_the_replica_before_its_push_is_acknowledged(
+    run: Run, servers: Pair, halted: Callable[[], None]
+) -> None:
+    await waited(run)
+    halted()
+    written = await run.write(run.group("a"))
+    await not_replicated(run.push(written))
+    # Decided all the same, and not answered: the repeated push waits for what the first one wrote.
+    assert await run.ledger() == {"accepted": 1, "queued": 1}
+    await not_replicated(run.push(written))
+    servers.replica.go_on()
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            assert await run.push_kinds(written) == ["queued"]
+            break
+        except NotReplicated:
+            assert time.monotonic() < deadline
+    assert servers.replica.ask(f"PTTL {run.key_of(written)}").startswith(":-1\r\n")
+    assert servers.replica.ask(f"STRLEN {run.key_of(written)}").startswith(":4\r\n")
+    assert await run.ledger() == {"accepted": 1, "queued": 1}
+    await run.check()
+
+
 async def until_replicated(run: Run) -> list[str]:
     deadline = time.monotonic() + 10
     while True:

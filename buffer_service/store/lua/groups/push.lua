@@ -13,7 +13,7 @@
 --         which was staged, is not any more) | 'payload_missing' (what its pusher wrote is not there) | 'more' (much
 --         was dropped; call again for it), or for what can never be accepted {field, value, limit}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there
---         is a run
+--         is a run, but for those that their pushers wrote and push again
 -- Complexity O(subqueues + (groups + 128 dropped) * log queued)
 
 -- @include accepted
@@ -38,8 +38,11 @@ end
 if refusal then
   if ctx.state then
     local payloads = {}
-    for index, group in ipairs(groups) do
-      payloads[index] = group[P_PAYLOAD]
+    for _, group in ipairs(groups) do
+      -- Whoever has written a payload comes again with it.
+      if retry == 1 or group[P_STORED] == 0 then
+        payloads[#payloads + 1] = group[P_PAYLOAD]
+      end
     end
     Staging.discard(payloads)
   end
