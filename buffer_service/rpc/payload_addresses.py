@@ -32,8 +32,8 @@ def offer(settings: RpcSettings, place: StorePlace, peer: str) -> Offer:
         addresses.append(pb.StoreAddress(unix_path=place.unix_path))
     named = settings.payload_address or settings.payload_listen
     at = Address.parse(named) if named else Address(place.host, place.port)
-    # An embedded store, which has a path, has the service's certificate.
-    tls = settings.tls_cert is not None if place.unix_path else place.tls
+    # An embedded store that listens has the service's certificate.
+    tls = settings.tls_cert is not None if settings.payload_listen else place.tls
     why = ""
     if not at.host:
         why = (
@@ -50,14 +50,14 @@ def offer(settings: RpcSettings, place: StorePlace, peer: str) -> Offer:
     if not addresses:
         return Offer((), why=why)
     try:
-        return Offer(tuple(addresses), _authorities(settings, place) if tls else b"")
+        return Offer(tuple(addresses), _authorities(settings) if tls else b"")
     except OSError as error:
         return Offer((), why=f"the certificates of the store cannot be read: {error}")
 
 
-def _authorities(settings: RpcSettings, place: StorePlace) -> bytes:
+def _authorities(settings: RpcSettings) -> bytes:
     """Certificates by which clients know the store: its authority's, or the embedded store's own."""
-    file = settings.tls_cert if place.unix_path else settings.store_ca
+    file = settings.tls_cert if settings.payload_listen else settings.store_ca
     return file.read_bytes() if file is not None else b""
 
 

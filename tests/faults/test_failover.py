@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from buffer_service.commands import note_client
 from buffer_service.domain import ops
 from buffer_service.domain.ports import Topic
 from buffer_service.store.primary import FAILOVER_PATIENCE_S
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import NotReplicated, StoreRolledBack, StoreUnavailable, StoreUnsuitable
 from tests.faults.load import BATCH_GROUPS, Load
-from tests.store.driver import Run
-from tests.support.sentinels import SERVICE, Deployment, sentinels
+from tests.store.driver import RUN, Run
+from tests.support.sentinels import SERVICE, Deployment, Server, sentinels
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
@@ -229,3 +230,28 @@ async def until_answered(store: RedisRunStore) -> list[str]:
             return list(await store.list_runs())
         except StoreUnavailable:
             assert time.monotonic() < deadline
+
+
+async def test_users_for_payloads_are_made_again_on_the_promoted_server(deployment: Deployment) -> None:
+    """The former primary never told its replica of them."""
+    store = await RedisRunStore.connect(deployment.url, timeout_s=TIMEOUT_S)
+    try:
+        await Run(store).create()
+        noted = await store.call(note_client(RUN, ops.Direction.READ, "trainer", ""))
+        before = await store.payload_user(RUN, ops.Direction.READ, noted)
+        assert (await login(deployment.primary, before)).startswith("+OK")
+        assert "-WRONGPASS" in await login(deployment.replica, before)
+        deployment.primary.kill()
+        await deployment.promoted()
+        noted = await store.call(note_client(RUN, ops.Direction.READ, "trainer", ""))
+        after = await store.payload_user(RUN, ops.Direction.READ, noted)
+        assert store.payload_place().port == deployment.replica.port
+        assert (after.name, after.password) == (before.name, before.password)
+        assert (await login(deployment.replica, after)).startswith("+OK")
+    finally:
+        await store.close()
+
+
+async def login(server: Server, user: ops.StoreUser) -> str:
+    """The server's answer."""
+    return await asyncio.to_thread(server.ask, f"AUTH {user.name} {user.password}")

@@ -1,4 +1,4 @@
-"""Which addresses of the store a client is told, by where it is and what the settings allow."""
+"""Tests of the addresses of the store that a client is told, by where it is and what the settings allow."""
 
 import socket
 from pathlib import Path
@@ -83,6 +83,13 @@ def test_a_stores_plain_address_is_as_safe_as_the_services_or_named_by_the_opera
     assert told(external("s"), HERE, **doors) == ["redis://s:6379"]
     assert told(external("s"), ELSEWHERE, **doors, direct_payloads=True) == ["redis://s:6379"]
     assert told(external("s", tls=True), ELSEWHERE, **doors) == ["rediss://s:6379"]
+
+
+def test_a_store_on_this_host_with_an_address_of_its_own_has_not_the_services_certificate() -> None:
+    doors: dict[str, Any] = {"store": "unix:///s", "payload_address": "s:1", "tls_cert": "c", "tls_key": "k"}
+    beside = StorePlace("external", "/s", "", 0, tls=False, database=0)
+    assert "no TLS" in told(beside, ELSEWHERE, **doors)[0]
+    assert told(beside, ELSEWHERE, **doors, direct_payloads=True) == ["redis://s:1"]
 
 
 def test_before_the_sentinels_have_named_a_primary_nobody_is_told_one() -> None:
