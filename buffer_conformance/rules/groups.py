@@ -43,10 +43,14 @@ def has_form(record: Record, finding: Finding) -> None:
 
 
 def _form_fault(group: groups_pb2.Group, *, partial_rollout: bool) -> str:
+    # What a worker has written to the store has passed this by.
+    stored = group.HasField("stored") and not partial_rollout
     try:
-        check_group(group.header, len(group.payload), partial_rollout=partial_rollout)
+        check_group(group.header, None if stored else len(group.payload), partial_rollout=partial_rollout)
     except InvalidField as error:
         return error.message
+    if stored:
+        return ""
     columns: dict[str, Any] = read_payload(group.header, group.payload)
     return next(_column_faults(group.header, columns[LOSS_MASK], columns[LOGPROBS]), "")
 

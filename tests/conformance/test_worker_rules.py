@@ -26,6 +26,17 @@ def test_our_worker_breaks_no_rule_and_exercises_every_one(of_our_worker: Record
     }
 
 
+def test_groups_that_lie_in_the_store_are_judged_by_their_headers(worker_record: Record) -> None:
+    def moved(group: groups_pb2.Group) -> None:
+        group.ClearField("payload")
+        group.stored.nonce = bytes(16)
+
+    change_groups(worker_record, moved, lambda _: True)
+    assert broken(worker_record) == {}
+    change_groups(worker_record, lambda group: setattr(group.header.samples[0], "tokens", 0), lambda _: True)
+    assert "W5" in broken(worker_record)
+
+
 def answered_once(record: Record) -> str:
     """A lease whose group was pushed once, and queued."""
     tries: dict[str, list[Push]] = {}
