@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import redis
 import uvloop
 
 from rollout_buffer.v1 import runs_pb2
@@ -40,7 +41,8 @@ SETTINGS = {
 async def fuzz(service: ServiceProcess, seed: int, verdicts: Verdicts, watch: Watch) -> None:
     """Send the budget."""
     admin = service.admin.removeprefix("http://")
-    lanes = [Lane(service.address, number, seed, verdicts) for number in range(CALLERS + PUSHERS)]
+    store = redis.Redis(unix_socket_path=str(next(service.data_dir.rglob("*.sock"))))
+    lanes = [Lane(service.address, store, number, seed, verdicts) for number in range(CALLERS + PUSHERS)]
     browsers = [HttpLane(admin, service.address, number, seed, verdicts) for number in range(BROWSERS)]
     sampling = asyncio.create_task(watch.sample(verdicts))
     async with asyncio.TaskGroup() as tasks:
@@ -53,6 +55,7 @@ async def fuzz(service: ServiceProcess, seed: int, verdicts: Verdicts, watch: Wa
     sampling.cancel()
     for lane in lanes:
         await lane.close()
+    store.close()
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from tests.fuzz.verdicts import NEVER, Failure, Verdicts
 from tests.fuzz.wire import damaged, random_bytes, varint
 from tests.fuzz.world import World
 from tests.support.rpc import make_group
+from tests.support.written import write
 
 ANSWER_S = 30.0
 """A call that waits for nothing has its answer by then, or the service hangs."""
@@ -26,6 +27,8 @@ WAIT_S = 0.3
 NO_TIME_S = 0.001
 """that every call breaks off by."""
 BUNDLE_GROUPS = 256
+UNPUSHED_MS = 5_000
+"""Time for which written groups are there: what is not accepted has to be gone at the end."""
 _RARE = {"DeleteRun": 0.02, "PauseRun": 0.05, "DrainRun": 0.05, "Resume": 0.3}
 """Share of what ends a run's life, as a part of the others': it must not be most of it."""
 _FAILED_WRITE = "Internal error from Core"
@@ -41,7 +44,8 @@ WEIGHTS = [_RARE.get(method.name, 1.0) for method in METHODS.values()]
 class Lane:
     """One client with a run of its own."""
 
-    def __init__(self, address: str, number: int, seed: int, verdicts: Verdicts) -> None:
+    def __init__(self, address: str, store: Any, number: int, seed: int, verdicts: Verdicts) -> None:
+        self._store = store
         self._rng = Random(f"{seed}/{number}")
         self._address = address
         self._verdicts = verdicts
@@ -206,6 +210,8 @@ class Lane:
     def _group(self) -> bytes:
         rng = self._rng
         group = make_group(f"g{rng.randrange(1_000_000)}", lengths=(3, 4))
+        if rng.random() < 0.2:
+            group = write(self._store, self._world.run_id, group, UNPUSHED_MS)
         raw = group.SerializeToString()
         return raw if rng.random() < 0.02 else damaged(rng, raw)
 

@@ -17,6 +17,7 @@ from buffer_service.rpc.server import _CONTRACT
 from rollout_buffer.v1 import common_pb2
 from tests.fuzz.world import World
 from tests.support.rpc import make_group, make_plan, make_task, manifest
+from tests.support.written import claim_check
 
 METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
@@ -94,7 +95,9 @@ class Maker:
 
     def _group(self, version: common_pb2.WeightVersion) -> Message:
         task_id, lease_id, incarnation = self.world.leased(self.rng)
-        return make_group(task_id, lease_id=lease_id, incarnation=incarnation, version=version, lengths=(3, 4))
+        group = make_group(task_id, lease_id=lease_id, incarnation=incarnation, version=version, lengths=(3, 4))
+        # Nobody has written it.
+        return claim_check(group) if self.rng.random() < 0.2 else group
 
     def _plausible(self, field: FieldDescriptor) -> Any:
         if field.enum_type is not None:
