@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from buffer_wire.payloads.access import StoreAccess
+from buffer_wire.payloads.reader import PayloadReader
 from rollout_buffer.v1 import common_pb2, payloads_pb2
 from tests.service.refusals import refused
 from tests.support.rpc import Rpc, RunRpc, connect, failure
@@ -71,6 +73,25 @@ def test_a_client_of_this_host_gets_in_and_its_trouble_is_kept_until_it_has_none
     assert service.log.read_text().count(run.run_id) == 1
     ask(request_of(run))
     assert not run.get().relaying
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to be another user takes root")
+def test_another_user_of_the_host_cannot_open_the_stores_socket_and_has_the_service_relay(rpc: Rpc) -> None:
+    run = rpc.create()
+
+    def ask(trouble: str) -> payloads_pb2.PayloadAccess:
+        access: payloads_pb2.PayloadAccess = rpc.payloads.GetReadAccess(request_of(run, trouble=trouble))
+        return access
+
+    reader = PayloadReader(run.run_id, "worker-1", ask)
+    with contextlib.closing(reader):
+        os.seteuid(65_534)
+        try:
+            assert not reader.open()
+        finally:
+            os.seteuid(0)
+        ask(reader.trouble)
+        assert ["Permission denied" in client.why for client in run.get().relaying] == [True]
 
 
 def test_a_service_without_direct_payloads_relays_by_its_own_will(tmp_path: Path) -> None:
