@@ -300,16 +300,14 @@ class GroupProgress:
             incarnation=self.lease.incarnation,
             lease_id=self.lease.lease_id,
             environment=self.task.environment,
-            samples=[
-                _wire_sample(sample, len(prompt), reward)
-                for sample, prompt, reward in zip(self.samples, prompts, rewards, strict=True)
-            ],
             columns=[
                 *(layout.column_of(name, array, groups_pb2.AXIS_TOKEN) for name, array in columns),
                 *(column for column, _ in more),
             ],
             worker_id=worker_id,
         )
+        for sample, prompt, reward in zip(self.samples, prompts, rewards, strict=True):
+            _add_sample(header, sample, len(prompt), reward)
         return header, layout.write_payload([*(array for _, array in columns), *(array for _, array in more)])
 
 
@@ -317,21 +315,20 @@ def _turn_finish(code: int) -> FinishReason | None:
     return _TURN_FINISHES[code] if code < len(_TURN_FINISHES) else None
 
 
-def _wire_sample(sample: SampleProgress, prompt: int, reward: float) -> groups_pb2.Sample:
-    return groups_pb2.Sample(
+def _add_sample(header: groups_pb2.GroupHeader, sample: SampleProgress, prompt: int, reward: float) -> None:
+    # Messages that are made in their place take a third of the time of those that are made and copied there.
+    wire = header.samples.add(
         tokens=prompt + len(sample),
         prompt_len=prompt,
         loss_tokens=sample.generated,
         reward=reward,
         finish_reason=_WIRE_FINISH.get(sample.finish or "", groups_pb2.FINISH_REASON_ABORTED),
-        spans=[
-            groups_pb2.VersionSpan(version=span.version.wire(), start=prompt + span.start, end=prompt + span.end)
-            for span in sample.spans
-        ],
-        turns=[
-            groups_pb2.Turn(role=note.role, start=prompt + note.start, end=prompt + note.end) for note in sample.turns
-        ],
     )
+    for span in sample.spans:
+        made = wire.spans.add(start=prompt + span.start, end=prompt + span.end).version
+        made.term, made.version = span.version.term, span.version.version
+    for note in sample.turns:
+        wire.turns.add(role=note.role, start=prompt + note.start, end=prompt + note.end)
 
 
 def _sample_of(wire: groups_pb2.Sample, columns: Mapping[str, layout.Array], at: int) -> SampleProgress:
