@@ -24,7 +24,7 @@ from rollout_buffer.v1 import payloads_pb2
 PORTION_BYTES = 8 << 20
 """Largest number of bytes of payloads that the blocking reader receives into one piece of memory.
 
-numpy asks for huge pages from 4 MiB on. With 4 KiB ones the faults take more than half of the reader's CPU.
+In small pieces the faults of their pages take more than half of the reader's CPU.
 """
 READ_TIMEOUT_S = 15.0
 """Longest wait for the store's answer to one portion of a batch."""

@@ -19,6 +19,8 @@ from buffer_wire.resp.errors import ConnectionLost, OtherReply, ReplyError
 
 _LINE_BYTES = 512
 """Longest line that is read, in bytes; only errors are longer, and they are cut off."""
+_HUGE_BYTES = 2 << 20
+"""Size of a huge page. numpy asks the system for them in memory of at least two."""
 
 
 class BlockingConnection:
@@ -92,8 +94,7 @@ class BlockingConnection:
         for frame, size in zip(frames, sizes, strict=False):
             starts.append(starts[-1] + len(frame) + size)
         whole = starts[-1] + len(frames[-1])
-        # Not a bytearray: that would be filled with zeros first.
-        memory = np.empty(max(whole, _LINE_BYTES), dtype=np.uint8).data
+        memory = _memory(max(whole, _LINE_BYTES))
         filled = seen = 0
         while filled < whole:
             filled += self._receive(memory[filled:whole], until)
@@ -135,6 +136,18 @@ class BlockingConnection:
         if count == 0:
             raise ConnectionLost("the connection was closed")
         return count
+
+
+def _memory(size: int) -> memoryview:
+    """Memory to receive into, in whole huge pages where it is large: faults of small ones cost more than the receiving.
+
+    Not a bytearray: that would be filled with zeros first.
+    """
+    if size < 2 * _HUGE_BYTES:
+        return np.empty(size, np.uint8).data
+    room = np.empty(size + 2 * _HUGE_BYTES, np.uint8)
+    start = -room.ctypes.data % _HUGE_BYTES
+    return room[start : start + size].data
 
 
 def _error_of(line: bytes, index: int) -> ReplyError | OtherReply:

@@ -233,15 +233,15 @@ class ServiceClient(EvaluationCalls):
         return batch
 
     def _reader(self, run_id: str, rank: int) -> "PayloadReader":
+        readers = self._connections.mine.readers
+        if (known := readers.get((run_id, rank))) is not None:
+            return known
         with CALLS.under_way():
             from buffer_wire.payloads.reader import PayloadReader
 
         who = f"trainer rank {rank}"
-        readers = self._connections.mine.readers
-        if (run_id, rank) not in readers:
-            made = PayloadReader(run_id, who, lambda trouble: self._call(requests.read_access(run_id, who, trouble)))
-            return readers.setdefault((run_id, rank), made)
-        return readers[run_id, rank]
+        made = PayloadReader(run_id, who, lambda trouble: self._call(requests.read_access(run_id, who, trouble)))
+        return readers.setdefault((run_id, rank), made)
 
     def _streamed(self, run_id: str, spec: PullSpec, within: Deadline, way: Way) -> "PullAssembly":
         with CALLS.under_way():
