@@ -168,9 +168,9 @@ def _split_unusual(body: memoryview) -> tuple[memoryview, memoryview, groups_pb2
     return parts[1], parts[2], group.stored if group.HasField("stored") else None
 
 
-def join_group(header: groups_pb2.GroupHeader, payload: Buffer) -> list[Buffer]:
-    """The pieces of a serialized Group; `b"".join` them, or pass them on as pieces."""
-    return [group_head(header.SerializeToString(), len(payload)), payload]
+def join_group(header: groups_pb2.GroupHeader, *payload: Buffer) -> list[Buffer]:
+    """The pieces of a serialized Group, whose payload is given in pieces; `b"".join` them, or pass them on."""
+    return [group_head(header.SerializeToString(), sum(map(len, payload))), *payload]
 
 
 def group_head(header: Buffer, payload_bytes: int) -> bytes:

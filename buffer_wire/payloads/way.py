@@ -139,7 +139,8 @@ class AsyncWay:
         for place in access.places:
             try:
                 connection = await connected(place, access)
-            except (OSError, ConnectionLost, ReplyError) as error:
+            except (OSError, ValueError, ConnectionLost, ReplyError) as error:
+                # ValueError: no name of a host.
                 faults.append(f"{place}: {str(error) or 'no answer in time'}")
                 continue
             self._place = place

@@ -47,10 +47,10 @@ class PayloadWriter:
         access, connection = way
         pieces = [flat(piece) for piece in ([payload] if isinstance(payload, Buffer) else payload)]
         payload_bytes = sum(map(len, pieces))
+        if len(header) + payload_bytes < access.direct_from_bytes:
+            return None
         head = group_head(header, payload_bytes)
         size = len(head) + payload_bytes
-        if size < access.direct_from_bytes:
-            return None
         nonce, checksum = new_nonce(), payload_checksum(*pieces)
         key = payload_key(self._run_id, nonce, group_checksum(header, checksum), size)
         command = ("SET", key, (head, *pieces), "NX", "PX", access.unpushed_ms)

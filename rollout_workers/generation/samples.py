@@ -246,15 +246,15 @@ class GroupProgress:
         self.resumed = self.generated
         return None
 
-    def to_group(self, rewards: Sequence[float], worker_id: str) -> tuple[groups_pb2.GroupHeader, bytes]:
-        """Header and payload of the finished group. Raises GenerationFailed, InvalidField."""
+    def to_group(self, rewards: Sequence[float], worker_id: str) -> tuple[groups_pb2.GroupHeader, list[layout.Buffer]]:
+        """Header of the finished group, and its payload in pieces. Raises GenerationFailed, InvalidField."""
         for i, sample in enumerate(self.samples):
             if sample.finish is None or not len(sample):
                 what = "is not finished" if sample.finish is None else "ended without a token"
                 raise GenerationFailed(self.lease.lease_id, f"sample {i} {what}")
         header, payload = self._encode(rewards, worker_id)
         header.metadata_json = self.task.metadata_json
-        check_group(header, len(payload))
+        check_group(header, sum(map(len, payload)))
         return header, payload
 
     def to_partial_rollout(self, worker_id: str) -> groups_pb2.Group | None:
@@ -262,7 +262,7 @@ class GroupProgress:
         if not self.tokens:
             return None
         header, payload = self._encode([0.0] * len(self.samples), worker_id, more=self._own_columns())
-        return groups_pb2.Group(header=header, payload=payload)
+        return groups_pb2.Group(header=header, payload=b"".join(payload))
 
     def _own_columns(self) -> list[tuple[groups_pb2.Column, layout.Array]]:
         """Columns of what a rollout function's samples have beyond those of a single turn."""
@@ -281,7 +281,7 @@ class GroupProgress:
         worker_id: str,
         *,
         more: Sequence[tuple[groups_pb2.Column, layout.Array]] = (),
-    ) -> tuple[groups_pb2.GroupHeader, bytes]:
+    ) -> tuple[groups_pb2.GroupHeader, list[layout.Buffer]]:
         prompts = [self.prompt_of(i) for i in range(len(self.samples))]
         ids = _interleave(prompts, [sample.output_ids for sample in self.samples])
         logprobs = _interleave(
@@ -308,7 +308,7 @@ class GroupProgress:
         )
         for sample, prompt, reward in zip(self.samples, prompts, rewards, strict=True):
             _add_sample(header, sample, len(prompt), reward)
-        return header, layout.write_payload([*(array for _, array in columns), *(array for _, array in more)])
+        return header, layout.payload_pieces([*(array for _, array in columns), *(array for _, array in more)])
 
 
 def _turn_finish(code: int) -> FinishReason | None:

@@ -24,7 +24,8 @@ class Parcel:
     """Group on its way to the service."""
 
     header: groups_pb2.GroupHeader
-    payload: bytes
+    payload: Sequence[Buffer]
+    """The payload in pieces."""
     size_bytes: int
     """Bytes that it takes in the window, and in a bundle."""
     answer: asyncio.Future[PushResult | None]

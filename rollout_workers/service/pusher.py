@@ -15,11 +15,12 @@ all the same, in the window, for it is kept until the answer, and in the bundle,
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import grpc
 import structlog
 
-from buffer_wire.codec import group_head, join_push, stored_group
+from buffer_wire.codec import Buffer, join_group, join_push, stored_group
 from buffer_wire.connection.retry import Backoff
 from buffer_wire.connection.stream_end import StreamEnd
 from buffer_wire.errors import AccessRefused, RolloutBufferError
@@ -86,18 +87,20 @@ class Pusher:
         """Age of the oldest group without an answer, in seconds; 0 when there is none."""
         return max((time.monotonic() - parcel.since for parcel in self._open), default=0.0)
 
-    async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
+    async def push(self, header: groups_pb2.GroupHeader, payload: Buffer | Sequence[Buffer]) -> PushResult:
         """Send a group; returns the final answer. Waits for room in the window. Cancelling withdraws the group.
 
+        `payload`: whole or in pieces, of bytes; they may not change before it returns.
         Raises RolloutBufferError for a group without a lease, where the run's revision is not to be had.
         """
-        size = header.ByteSize() + len(payload) + 32
+        pieces = [payload] if isinstance(payload, Buffer) else payload
+        size = header.ByteSize() + sum(map(len, pieces)) + 32
         if size > MAX_MESSAGE_BYTES:
             error = RolloutBufferError(f"the group takes {size} bytes, a message at most {MAX_MESSAGE_BYTES}")
             return self._settled("refused", error)
         if not self._has_room(size):
             await self._room.until(lambda: self._has_room(size))
-        parcel = Parcel(header, payload, size, asyncio.get_running_loop().create_future())
+        parcel = Parcel(header, pieces, size, asyncio.get_running_loop().create_future())
         self._open.add(parcel)
         self._open_bytes += size
         try:
@@ -153,11 +156,7 @@ class Pusher:
                 self._writing -= 1
                 self._wake()
         parcel.direct = stored is not None
-        parcel.pieces = (
-            (stored_group(serialized, stored),)
-            if stored is not None
-            else (group_head(serialized, len(payload)), payload)
-        )
+        parcel.pieces = [stored_group(serialized, stored)] if stored is not None else join_group(header, *payload)
 
     async def _revision(self) -> int:
         async with self._asking:  # One asks for all.

@@ -51,7 +51,8 @@ def no_memory() -> None:
 def wrong_logprobs() -> None:
     def spoiling(to_group: Any) -> Any:
         def spoilt(self: Any, *arguments: Any) -> Any:
-            header, payload = to_group(self, *arguments)
+            header, pieces = to_group(self, *arguments)
+            payload = b"".join(pieces)
             at = (4 * sum(sample.tokens for sample in header.samples) + 7) // 8 * 8
             return header, payload[:at] + np.float32(-1).tobytes() + payload[at + 4 :]
 
@@ -68,7 +69,7 @@ def other_bytes_again() -> None:
             parcels = next_bundle(self)
             for parcel in parcels:
                 parcel.header.worker_id = f"w{next(count)}"
-                parcel.pieces = join_group(parcel.header, parcel.payload)
+                parcel.pieces = join_group(parcel.header, *parcel.payload)
             return parcels
 
         return relabelled

@@ -34,7 +34,8 @@ class Pushing:
         self.fake.tasks.setdefault(task_id, FakeTask(of, attempt=1, leased_to="w.e0@i"))
         progress = GroupProgress(lease(of), np.array([1, 2, 3], np.int32))
         progress.samples[0].append(generated(0, list(range(tokens))), lambda _: BASE)
-        return progress.to_group([1.0], "w")
+        header, payload = progress.to_group([1.0], "w")
+        return header, b"".join(payload)
 
     def push(self, task_id: str, tokens: int = 4) -> "asyncio.Task[PushResult]":
         return asyncio.create_task(self.pusher.push(*self.group(task_id, tokens)))

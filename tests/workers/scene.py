@@ -66,7 +66,7 @@ class Scene:
     def group(self) -> tuple[groups_pb2.GroupHeader, dict[str, Any]]:
         rewards = [sample.reward or 0.0 for sample in self.progress.samples]
         header, payload = self.progress.to_group(rewards, "w")
-        return header, dict(read_payload(header, payload))
+        return header, dict(read_payload(header, b"".join(payload)))
 
     def balanced(self) -> bool:
         progress = self.progress

@@ -31,7 +31,7 @@ def progress_of(*lengths: int, finish: str = "stop", **more: Any) -> GroupProgre
 def test_group_lays_prompt_and_response_of_each_sample_end_to_end() -> None:
     progress = progress_of(2, 1, metadata_json='{"answer": 7}', environment="sums")
     header, payload = progress.to_group([1.0, 0.5], "w")
-    columns = read_payload(header, payload)
+    columns = read_payload(header, b"".join(payload))
     assert columns["token_ids"].tolist() == [1, 2, 3, 10, 11, 1, 2, 3, 10]
     assert columns["loss_mask"].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 1]
     assert columns["logprobs"].tolist() == pytest.approx([0, 0, 0, -0.1, -0.11, 0, 0, 0, -0.1])
@@ -93,7 +93,23 @@ def test_partial_rollout_micro_batch_trip_keeps_tokens_logprobs_spans_and_finish
     second.samples[2].append(generated(2, [4], ("1.3", 0, 1)), version_of)
     header, payload = second.to_group([0, 0, 0], "w2")
     assert header.lease_id == "t1/0/2"
-    assert read_payload(header, payload)["token_ids"].tolist() == [1, 2, 3, 5, 6, 1, 2, 3, 7, 8, 9, 1, 2, 3, 4]
+    assert read_payload(header, b"".join(payload))["token_ids"].tolist() == [
+        1,
+        2,
+        3,
+        5,
+        6,
+        1,
+        2,
+        3,
+        7,
+        8,
+        9,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert [(s.version.version, s.start, s.end) for s in header.samples[1].spans] == [(2, 3, 4), (3, 4, 6)]
 
 
@@ -115,7 +131,7 @@ def test_rows_of_an_engines_column_belong_to_the_tokens_it_made_over_partial_rol
     second.samples[0].append(with_masks(0, [7, 8, 9]), version_of)
     second.samples[1].append(with_masks(1, [4], [3, 1]), version_of)
     header, payload = second.to_group([0, 0], "w2")
-    columns = read_payload(header, payload)
+    columns = read_payload(header, b"".join(payload))
     assert [column.name for column in header.columns[3:]] == ["sampling_mask", "sampling_mask_counts"]
     assert columns["sampling_mask"].tolist() == [5, 9, 6, 7, 8, 9, 4, 3, 1]
     assert columns["sampling_mask"].dtype == columns["sampling_mask_counts"].dtype == np.int32
@@ -130,7 +146,7 @@ def test_rows_of_a_sample_that_starts_anew_are_forgotten() -> None:
     progress.start_anew(0, "engine_behind")
     progress.samples[0].append(with_masks(0, [4, 2, 1]), version_of)
     header, payload = progress.to_group([0], "w")
-    assert read_payload(header, payload)["sampling_mask"].tolist() == [4, 2, 1]
+    assert read_payload(header, b"".join(payload))["sampling_mask"].tolist() == [4, 2, 1]
 
 
 def test_partial_rollout_without_the_columns_of_its_task_is_not_used() -> None:

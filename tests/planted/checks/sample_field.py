@@ -25,7 +25,7 @@ def grown() -> GroupProgress:
 
 def test_the_trainer_reads_what_the_workers_counted() -> None:
     header, payload = grown().to_group([1.0], "w")
-    sample: Any = Group(header.SerializeToString(), memoryview(payload), 1, 1, 1, 1).samples[0]
+    sample: Any = Group(header.SerializeToString(), memoryview(b"".join(payload)), 1, 1, 1, 1).samples[0]
     assert sample.engine_calls == 2
     assert sample.token_ids.tolist() == np.array([1, 2, 3, 5, 6, 7]).tolist()
 
@@ -35,4 +35,4 @@ def test_a_count_beyond_the_bound_is_refused_by_name() -> None:
     sample: Any = header.samples[0]
     sample.engine_calls = 1 << 23
     with pytest.raises(InvalidField, match="engine_calls"):
-        check_group(header, len(payload))
+        check_group(header, sum(map(len, payload)))
