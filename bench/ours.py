@@ -80,7 +80,7 @@ def producer(address: str) -> dict[str, Handler]:
             # Each of these pushes one group after another, as a worker's slots do.
             for i in range(first, size.groups, slots):
                 header = workload.header(size, f"t{i}", 0)
-                result = await pusher.push(header, layout.write_payload(columns))
+                result = await pusher.push(header, layout.payload_pieces(columns))
                 if result.outcome != "queued":
                     raise RuntimeError(f"group {i} was answered {result}")
 

@@ -72,7 +72,7 @@ class Producer:
     async def _push(self, group: Pushed) -> None:
         uid, samples = group
         columns = joined(uid, samples)
-        payload = layout.write_payload([columns.tokens, columns.logprobs, columns.mask])
+        payload = layout.payload_pieces([columns.tokens, columns.logprobs, columns.mask])
         result = await self._pusher.push(self._header(group), payload)
         if result.outcome != "queued":
             raise RuntimeError(f"group {uid} was answered {result}")
