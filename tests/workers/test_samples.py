@@ -93,23 +93,8 @@ def test_partial_rollout_micro_batch_trip_keeps_tokens_logprobs_spans_and_finish
     second.samples[2].append(generated(2, [4], ("1.3", 0, 1)), version_of)
     header, payload = second.to_group([0, 0, 0], "w2")
     assert header.lease_id == "t1/0/2"
-    assert read_payload(header, b"".join(payload))["token_ids"].tolist() == [
-        1,
-        2,
-        3,
-        5,
-        6,
-        1,
-        2,
-        3,
-        7,
-        8,
-        9,
-        1,
-        2,
-        3,
-        4,
-    ]
+    token_ids = read_payload(header, b"".join(payload))["token_ids"]
+    assert token_ids.tolist() == [1, 2, 3, 5, 6, 1, 2, 3, 7, 8, 9, 1, 2, 3, 4]
     assert [(s.version.version, s.start, s.end) for s in header.samples[1].spans] == [(2, 3, 4), (3, 4, 6)]
 
 
