@@ -12,7 +12,6 @@ from bench.peers.loops import BATCH, FULL_S, Source
 from bench.peers.loops import Group as Pushed
 from buffer_wire import layout
 from buffer_wire.payloads.writer import PayloadWriter
-from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import groups_pb2 as pb
 from rollout_workers.counters import Counters
 from rollout_workers.service.client import ServiceClient
@@ -25,7 +24,6 @@ _COLUMNS = [
     pb.Column(name=name, dtype=dtype, axis=pb.AXIS_TOKEN)  # type: ignore[arg-type]
     for name, dtype in layout.REQUIRED_COLUMNS
 ]
-_VERSION = common_pb2.WeightVersion(term=1, version=0)
 
 
 class Producer:
@@ -79,23 +77,17 @@ class Producer:
 
     def _header(self, group: Pushed) -> pb.GroupHeader:
         uid, samples = group
-        return pb.GroupHeader(
-            task_id=str(uid),
-            environment="bench",
-            samples=[
-                pb.Sample(
-                    tokens=len(sample.tokens),
-                    prompt_len=PROMPT,
-                    loss_tokens=int(np.count_nonzero(sample.mask)),
-                    reward=sample.reward,
-                    finish_reason=pb.FINISH_REASON_STOP,
-                    spans=[pb.VersionSpan(version=_VERSION, start=PROMPT, end=len(sample.tokens))],
-                )
-                for sample in samples
-            ],
-            columns=_COLUMNS,
-            worker_id="bench",
-        )
+        header = pb.GroupHeader(task_id=str(uid), environment="bench", columns=_COLUMNS, worker_id="bench")
+        for sample in samples:
+            made = header.samples.add(
+                tokens=len(sample.tokens),
+                prompt_len=PROMPT,
+                loss_tokens=int(np.count_nonzero(sample.mask)),
+                reward=sample.reward,
+                finish_reason=pb.FINISH_REASON_STOP,
+            )
+            made.spans.add(start=PROMPT, end=len(sample.tokens)).version.term = 1
+        return header
 
     async def _close(self) -> None:
         self._running.cancel()
