@@ -29,7 +29,7 @@ CHANGE = Change(
         ),
         Edit(
             "tests/oracle/pushing.py",
-            at="    task.accepted_attempt = _attempt(facts)\n",
+            at="    task.accepted_attempt, task.accepted_key = _attempt(facts), payload_key\n",
             put="""\
     if not task.accepted_attempt:
         run.count("groups_without_lease")
