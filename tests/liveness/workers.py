@@ -1,15 +1,17 @@
 """Workers of a simulated run: each leases, generates, pushes and reloads in its own way, some of them badly.
 
 What a worker does follows the real one: it reports every lease, heartbeats while it generates or waits for an answer,
-and tries a rejected group again. It hands back what it could not finish, and forgets leases that are lost or cancelled.
-A blocked push is tried again by the service, which gives it up when the worker's stream is gone.
+and tries a rejected group again. What the store lost it writes again. It hands back what it could not finish, and forgets
+leases that are lost or cancelled. A blocked push is tried again by the service, which gives it up when the worker's stream
+is gone.
 """
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from buffer_service.domain import ops
+from buffer_wire.payloads.keys import NONCE_BYTES
 from tests.liveness.simulation import RUN, Simulation
 
 NOTHING_LOADED = ops.WeightVersion(1, 0)
@@ -53,6 +55,8 @@ class Job:
     grant: ops.LeaseGrant
     head: ops.WeightVersion
     facts: ops.GroupFacts | None = None
+    group: ops.NewGroup | None = None
+    """The group as it is pushed."""
     payload_key: str = ""
 
 
@@ -134,7 +138,7 @@ class SimulatedWorker:
             self._give_back(job, ops.ReturnKind.INTERRUPTED, "")
         else:
             job.facts = self._facts(job)
-            self._push(job)
+            self._write(job)
 
     def _die(self) -> None:
         """Without a word: leases run out unless another process of the same name comes; blocked pushes end."""
@@ -185,9 +189,24 @@ class SimulatedWorker:
             truncated_samples=0,
         )
 
+    def _write(self, job: Job) -> None:
+        """Every third group is written to the store, where every tenth is lost."""
+        random = self.simulation.random
+        if job.facts is None or job.grant.lease_id not in self.jobs:
+            return
+        if random.randrange(3):
+            job.facts = replace(job.facts, stored=False)
+            job.group = ops.NewGroup(job.facts, b"body")
+        else:
+            job.facts = replace(job.facts, stored=True)
+            job.group = ops.NewGroup(job.facts, bytes(job.facts.size_bytes), nonce=random.randbytes(NONCE_BYTES))
+            if random.randrange(10):
+                self.simulation.model.write(RUN, job.group)
+        self._push(job)
+
     def _push(self, job: Job) -> None:
-        if job.facts is not None and job.grant.lease_id in self.jobs:
-            self._answered(job, self.simulation.model.push(RUN, [ops.NewGroup(job.facts, b"body")]))
+        if job.group is not None and job.grant.lease_id in self.jobs:
+            self._answered(job, self.simulation.model.push(RUN, [job.group]))
 
     def _retry(self, job: Job) -> None:
         if job.facts is not None:
@@ -199,6 +218,8 @@ class SimulatedWorker:
         job.payload_key = pushed.payload_key
         if pushed.kind is ops.PushKind.BLOCKED:
             self._again(RETRY_BLOCKED_MS, lambda: self._retry(job))
+        elif pushed.kind is ops.PushKind.PAYLOAD_MISSING:
+            self._again(RETRY_REJECTED_MS, lambda: self._write(job))
         elif pushed.kind is ops.PushKind.REJECTED_FULL:
             self._again(RETRY_REJECTED_MS, lambda: self._push(job))
         else:
