@@ -1,9 +1,9 @@
 """Workers of a simulated run: each leases, generates, pushes and reloads in its own way, some of them badly.
 
 What a worker does follows the real one: it reports every lease, heartbeats while it generates or waits for an answer,
-and tries a rejected group again. What the store lost it writes again. It hands back what it could not finish, and forgets
-leases that are lost or cancelled. A blocked push is tried again by the service, which gives it up when the worker's stream
-is gone.
+and tries a rejected group again. What the store lost it writes again. It hands back what it could not finish, and
+forgets leases that are lost or cancelled. A blocked push is tried again by the service, which gives it up when the
+worker's stream is gone.
 """
 
 import struct
