@@ -17,10 +17,10 @@ from tests.support.mortal import mortal
 from tests.support.namespaces import SERVICE, STORE, Namespaces, namespaces
 from tests.support.service import ServiceProcess
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 RUN = "far"
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 DIRECT, RELAYING = "rollout_buffer_direct_bytes_total", "rollout_buffer_relaying_clients"
 
 TRAINER = """
