@@ -17,6 +17,8 @@ from tests.support.service import ServiceProcess, running_service
 
 STEPS = 6
 AT_ONCE = 4
+DIRECT_FROM_BYTES = 600
+"""Size from which on groups go directly: part of those that the workers make."""
 
 
 def pairing(admission: str, overflow: str, gate: str, filter_: str, **others: str) -> Pairing:
@@ -43,7 +45,7 @@ PAIRINGS = [
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
+    with running_service(tmp_path_factory.mktemp("service"), direct_from_bytes=DIRECT_FROM_BYTES) as running:
         yield running
 
 
@@ -59,6 +61,8 @@ async def test_the_trainer_gets_its_batches(service: ServiceProcess, tmp_path: P
         assert reply.run.groups.balanced
         assert reply.run.tasks.balanced
     rpc.channel.close()
+    for method in ("PushGroups", "PullBatch"):
+        assert service.metric("rollout_buffer_direct_bytes_total", method=method) > 0
 
 
 async def one_run(service: ServiceProcess, run_id: str, directory: Path, chosen: Pairing, *, seed: int) -> None:
