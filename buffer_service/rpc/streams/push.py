@@ -116,7 +116,7 @@ class PushStream:
         if message is None:
             return False
         self._shares.add(share)
-        self._take(message, share, sequence)
+        await self._take(message, share, sequence)
         return True
 
     async def _allowed(self) -> None:
@@ -130,7 +130,7 @@ class PushStream:
         self._changed.clear()
         await self._changed.wait()
 
-    def _take(self, message: bytes, share: Share, sequence: int) -> None:
+    async def _take(self, message: bytes, share: Share, sequence: int) -> None:
         size = len(message)
         self._parts.budget.take(size)
         self._held_bytes += size
@@ -141,7 +141,12 @@ class PushStream:
         pusher.check_live()
         pusher.check_run(bundle.run.run_id)
         convert.check_bundle(bundle, sequence)
-        entries = [convert.entry(body, self._parts.max_payload_bytes) for body in bundle.groups]
+        entries: list[Entry] = []
+        for body in bundle.groups:
+            if len(entries) % ops.PORTION == ops.PORTION - 1:
+                # A bundle of small groups takes 10 ms: pulls and other streams have their turn in between.
+                await asyncio.sleep(0)
+            entries.append(convert.entry(body, self._parts.max_payload_bytes))
         self._parts.metrics.direct("PushGroups", convert.direct_bytes(entries))
         run_id, seen = fields.run_ref(bundle.run)
         self._read.append(_Bundle(run_id, seen, sequence, size, entries, share))
