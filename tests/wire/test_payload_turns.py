@@ -45,8 +45,7 @@ def turns(clock: Clock) -> Turns:
 
 
 def test_access_is_asked_for_at_the_start_and_again_before_it_ends(turns: Turns, clock: Clock) -> None:
-    assert turns.is_due
-    assert not turns.is_good
+    assert (turns.is_due, turns.is_good) == (True, False)
     turns.taken(GIVEN, clock.now)
     assert clock.until_due(turns) == pytest.approx(60, abs=0.1)
     assert turns.is_good

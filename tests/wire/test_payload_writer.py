@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,8 @@ import redis
 
 from buffer_wire.payloads import writer as writing
 from buffer_wire.payloads.writer import PayloadWriter
+from buffer_wire.resp import protocol
+from buffer_wire.resp.encoding import Parts, encode
 from rollout_buffer.v1 import groups_pb2, payloads_pb2
 from tests.support.payload_store import RUN, PayloadStore, payload_store
 
@@ -82,19 +84,23 @@ async def test_addresses_are_tried_in_their_order(store: PayloadStore) -> None:
     await writer.close()
 
 
-async def test_what_waits_for_a_slow_store_is_not_handed_to_the_socket(store: PayloadStore) -> None:
+async def test_what_waits_for_a_slow_store_is_not_handed_to_the_transport(
+    store: PayloadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = PayloadWriter(RUN, "a worker", Asking(store))
     assert await write(writer) is not None
-    assert store.process is not None
-    store.process.send_signal(signal.SIGSTOP)
-    writes = [asyncio.create_task(write(writer)) for _ in range(16)]
-    await asyncio.sleep(0.1)
     way: Any = writer._way
     transport = way._way[1]._transport
-    assert len(PAYLOAD) // 2 < transport.get_write_buffer_size() < 2 * len(PAYLOAD)
-    store.process.send_signal(signal.SIGCONT)
-    assert all([await one is not None for one in writes])
-    assert written(store) == 17
+    held = []
+
+    def noting(commands: Sequence[Parts]) -> list[Any]:
+        held.append(transport.get_write_buffer_size())
+        return encode(commands)
+
+    monkeypatch.setattr(protocol, "encode", noting)
+    assert all(await asyncio.gather(*(write(writer) for _ in range(16))))
+    assert len(held) == 16
+    assert max(held) <= transport.get_write_buffer_limits()[1]
     await writer.close()
 
 
