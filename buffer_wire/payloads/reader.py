@@ -66,7 +66,8 @@ class PayloadReader:
         """
         with self._lock:
             if self._connection is not None and not self._connection.is_quiet:
-                self._leave("the connection was closed")
+                self._use(None, None, None)
+                self._turns.lapsed()
             if self._turns.is_due:
                 self._renew()
             return self._connection is not None and self._turns.is_good

@@ -78,6 +78,10 @@ class Turns:
             self._until = now
             self._tell(self.trouble)
 
+    def lapsed(self) -> None:
+        """Note that what was in use ended while nothing was asked of it, as a user's connections do: no fault."""
+        self._until = self._ask_at = self._clock()
+
     def passed(self) -> None:
         """Note that a payload has passed directly."""
         self._faults = 0

@@ -105,7 +105,8 @@ class AsyncWay:
             return None
         connection = self._way[1]
         if connection.is_over:
-            self.leave(connection, connection.lost or "it closed the connection")
+            self._way = None
+            self._turns.lapsed()
             return None
         return self._way if self._turns.is_good else None
 

@@ -8,7 +8,9 @@ import pytest
 from buffer_wire.layout import payload_pieces
 from buffer_wire.payloads.keys import group_checksum, payload_key
 from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadReader
+from buffer_wire.payloads.way import AsyncWay
 from buffer_wire.payloads.writer import PayloadWriter
+from buffer_wire.resp.errors import ConnectionLost
 from rollout_buffer.v1 import groups_pb2
 from tests.support.payload_store import RUN, PayloadStore, ask_for, payload_store
 
@@ -41,4 +43,23 @@ async def test_readers_get_the_serialized_group_that_a_writer_wrote(store: Paylo
     assert await asyncio_reader.read(keys) == [group] * 8
     await writer.close()
     await asyncio_reader.close()
+    blocking.close()
+
+
+async def test_a_connection_that_ends_while_it_is_idle_is_no_fault(store: PayloadStore) -> None:
+    """The store ends those of a user whose time is over, which a trainer meets at its next pull."""
+    blocking = PayloadReader(RUN, "a trainer", lambda _: store.access("d"))
+    assert blocking.open()
+    way = AsyncWay("a trainer", ask_for(store, "d"))
+    opened = await way.opened()
+    assert opened is not None
+    store.command("CLIENT KILL USER d")
+    assert blocking.open()
+    with pytest.raises(ConnectionLost):
+        await opened[1].request([("PING",)])
+    again = await way.opened()
+    assert again is not None
+    assert again[1] is not opened[1]
+    assert (blocking.trouble, way.trouble) == ("", "")
+    await way.close()
     blocking.close()
