@@ -1,6 +1,7 @@
 """Pushes of groups that their pushers have written to the store themselves."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -126,3 +127,17 @@ def test_a_blocked_group_waits_like_any_other(rpc: Rpc, stored: Any, service: Se
     stream.acked.get(timeout=TIMEOUT_S)
     stream.close()
     assert run.pull(1)[1][0].group == group
+
+
+def test_a_blocked_group_that_is_pushed_twice_in_one_bundle_is_answered_twice(
+    rpc: Rpc, stored: Any, service: ServiceProcess
+) -> None:
+    run = rpc.create(batch_groups=2, overflow_action=BLOCK)
+    run.fill(2)
+    pushed = write(stored, run.run_id, make_group("late"))
+    with ThreadPoolExecutor(1) as threads:
+        acks = threads.submit(run.push, [pushed, pushed])
+        blocked(service, 1)
+        run.pull(0)
+        assert [ack.outcome for ack in acks.result(60)] == [QUEUED] * 2
+    assert run.get().groups.accepted.groups == 3

@@ -62,7 +62,7 @@ class Pushes:
 
     def _give_up_blocked(self, run_id: str, push: "_Push") -> None:
         if push.blocked:
-            self._janitor.abandon(run_id, list(push.blocked))
+            self._janitor.abandon(run_id, [key for key, _ in push.blocked])
 
     async def _first_try(self, run_id: str, push: "_Push", seen: Revision) -> None:
         trying = asyncio.ensure_future(self._store.push(run_id, push.groups, seen_revision=seen))
@@ -88,22 +88,23 @@ class Pushes:
                 await self._lines.hint(run_id, Topic.SPACE, ticket, longest_s=RETRY_S)
 
     async def _try_again(self, run_id: str) -> None:
-        tried = [(push, key, group) for push in self._waiting[run_id] for key, group in push.blocked.items()]
+        tried = [(push, key, group) for push in self._waiting[run_id] for key, group in push.blocked]
         if not tried:
             # Whoever was at the head before has tried for this one too.
             return
         result = await self._store.retry_push(run_id, [(group.facts, key) for _, key, group in tried])
-        for (push, key, group), outcome in zip(tried, result.outcomes, strict=True):
-            push.blocked.pop(key, None)
+        for push in {push for push, _, _ in tried}:
+            push.blocked.clear()
+        for (push, _, group), outcome in zip(tried, result.outcomes, strict=True):
             push.take(group, outcome, result)
 
 
 class _Push:
-    """A push: its groups, and those of them that are blocked, by payload key."""
+    """A push: its groups, and those of them that are blocked with their payload keys, which a client may repeat."""
 
     def __init__(self, groups: Sequence[ops.NewGroup]) -> None:
         self.groups = groups
-        self.blocked: dict[str, ops.NewGroup] = {}
+        self.blocked: list[tuple[str, ops.NewGroup]] = []
         self.gone = False
         self._last: ops.PushResult | None = None
 
@@ -122,7 +123,7 @@ class _Push:
             if group.facts.first_revision:
                 # As of this revision it was not accepted: however long it waits now, it is not forgotten.
                 group.facts = replace(group.facts, first_revision=int(result.revision))
-            self.blocked[outcome.payload_key] = group
+            self.blocked.append((outcome.payload_key, group))
 
     def result(self) -> tuple[Revision, ops.WeightVersion]:
         """Revision and published weights as of the last try, once nothing is blocked. Raises NotReady."""
