@@ -216,9 +216,10 @@ class Pusher:
             return False
         if self._one_by_one:
             return not self._sent
-        # A full bundle gains nothing by waiting; one beside which others are being written is joined by them.
+        # A full bundle gains nothing by waiting; a written group is joined by those that are being written.
+        joined = self._writing and self._waiting.first.direct
         full = self._waiting.size_bytes >= self._bundle_bytes
-        return full or (not self._writing and len(self._sent) < BUNDLES_UNDER_WAY)
+        return full or (not joined and len(self._sent) < BUNDLES_UNDER_WAY)
 
     def _next_bundle(self) -> list[Parcel]:
         parcels: list[Parcel] = []

@@ -1,6 +1,7 @@
 """Groups whose payloads a worker writes to a real store, for a fake of the service that looks for them there."""
 
 import logging
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -52,6 +53,35 @@ async def test_groups_that_are_written_together_are_pushed_together(storing: Fak
     async with pushing(storing, directly=True, bundle_bytes=400_000) as p:
         assert set(await p.push_all(*(f"t{i}" for i in range(6)), tokens=LARGE)) == {"queued"}
     assert storing.bundles == [4, 2]
+
+
+async def test_a_small_group_does_not_wait_for_a_write_that_hangs(storing: FakeService, store: PayloadStore) -> None:
+    assert store.process is not None
+    async with pushing(storing, directly=True) as p:
+        assert await p.push_all("t1", tokens=LARGE) == ["queued"]
+        store.process.send_signal(signal.SIGSTOP)
+        large = p.push("t2", LARGE)
+        try:
+            assert await p.push_all("small") == ["queued"]
+            assert not large.done()
+        finally:
+            store.process.send_signal(signal.SIGCONT)
+        assert (await large).outcome == "queued"
+    assert [group.header.task_id for group in storing.stored] == ["t1", "t2"]
+
+
+async def test_a_small_group_does_not_wait_for_a_store_that_hangs(storing: FakeService, store: PayloadStore) -> None:
+    async with pushing(storing, directly=True) as p:
+        assert await p.push_all("first", tokens=LARGE) == ["queued"]
+        assert store.process is not None
+        store.process.send_signal(signal.SIGSTOP)
+        try:
+            large = p.push("large", LARGE)
+            assert await p.push_all("small") == ["queued"]
+            assert not large.done()
+        finally:
+            store.process.send_signal(signal.SIGCONT)
+        assert (await large).outcome == "queued"
 
 
 async def test_payloads_in_the_store_take_their_room_in_the_window(storing: FakeService) -> None:
