@@ -43,11 +43,14 @@ class Parcel:
 
 
 class Outbox:
-    """Parcels in order. Invariant: `size_bytes` is the sum over the parcels in line, kept and never recounted."""
+    """Parcels in order. Invariant: `size_bytes` is the sum over the parcels in line, and `relayed` the number of those
+    with their payloads; both are kept and never recounted.
+    """
 
     def __init__(self) -> None:
         self._parcels: deque[Parcel] = deque()
         self.size_bytes = 0
+        self.relayed = 0
 
     def __len__(self) -> int:
         return len(self._parcels)
@@ -60,15 +63,20 @@ class Outbox:
     def join(self, parcel: Parcel) -> None:
         """Put a parcel at the end of the line."""
         self._parcels.append(parcel)
-        self.size_bytes += parcel.size_bytes
+        self._count(parcel, 1)
 
     def return_to_head(self, parcels: Sequence[Parcel]) -> None:
         """Put parcels at the head of the line again, in order."""
         self._parcels.extendleft(reversed(parcels))
-        self.size_bytes += sum(parcel.size_bytes for parcel in parcels)
+        for parcel in parcels:
+            self._count(parcel, 1)
 
     def take(self) -> Parcel:
         """Take the head of the line out."""
         parcel = self._parcels.popleft()
-        self.size_bytes -= parcel.size_bytes
+        self._count(parcel, -1)
         return parcel
+
+    def _count(self, parcel: Parcel, sign: int) -> None:
+        self.size_bytes += sign * parcel.size_bytes
+        self.relayed += sign * (not parcel.direct)
