@@ -109,6 +109,21 @@ def test_groups_pass_the_service_by_and_are_relayed_while_the_store_is_not_to_be
     assert ledger.tasks.failed == 0
 
 
+def test_results_of_evaluations_pass_the_service_by_too(
+    service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
+) -> None:
+    pushed = Pushed(service)
+    with (
+        worker_process(service.address, run_id, tmp_path, *LARGE) as worker,
+        client.session(run_id, policy=POLICY, tasks=iter(()), options=OPTIONS) as session,
+    ):
+        evaluated = list(itertools.islice(endless(TOKENS), 4))
+        results = list(session.evaluate(evaluated).groups(60))
+        assert [group.samples[0].tokens - group.samples[0].prompt_len for group in results] == [TOKENS] * 4
+        assert worker.stop() == 0
+    assert pushed.direct > BATCH_BYTES > pushed.received
+
+
 def test_a_worker_without_direct_payloads_has_all_of_them_relayed(
     service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
 ) -> None:
