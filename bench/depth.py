@@ -2,8 +2,10 @@
 
 For every order of the queue a store of its own is filled with small groups. (The index does not see a payload's size,
 and a million of 20 KB do not fit into memory.) Then, at both depths, batches of 20 KB groups are pushed and as many
-groups pulled, committed and freed, so that the depth stays. Cost is CPU of the store and of its client, without gRPC,
-which would dilute the ratio. Script times are the server's own (SLOWLOG): wall time, so whoever else gets the core is
+groups pulled, committed and freed, so that the depth stays. That is done both ways: relayed, with the payloads in the
+pushes and read for the pulls, and directly, with keys alone; clients write and read what lies under these, at a cost
+that knows no depth and is not counted. Cost is CPU of the store and of its client, without gRPC, which would dilute the
+ratio. Script times are the server's own (SLOWLOG): wall time, so whoever else gets the core is
 in them. Calls that took less than 0.2 ms are counted and stand for 0.2 ms: a threshold of 0 would also log every
 command inside of a script, a seventh of a push's time. As a control a script that only counts, for about 2 ms, runs as
 often as batches are pulled: what the machine does to it, it does to the others.
@@ -21,7 +23,8 @@ import struct
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from buffer_service.domain.policy import EnvironmentRule, Order, OverflowAction,
 from buffer_service.settings import Durability
 from buffer_service.store.embedded.server import EmbeddedStore
 from buffer_service.store.redis_store import RedisRunStore
+from buffer_wire.payloads.keys import new_nonce, payload_key
 
 SHALLOW, DEEP = 1_000, 1_000_000
 BATCH = 256
@@ -47,6 +51,9 @@ SEEN_US = 200
 CONTROL = "local x = 0 for i = 1, tonumber(ARGV[1]) do x = x + i end return x"
 CONTROL_US = 2_000
 ENVIRONMENTS = 8
+WAYS = ("relayed", "direct")
+UNPUSHED_S = 600
+"""Time after which a payload that no push has named expires."""
 _RESULTS = Path(__file__).parent / "results" / "depth.json"
 
 _LENGTHS, _REWARDS = struct.pack("<8I", *[270] * 8), struct.pack("<8f", *[1.0] * 8)
@@ -79,7 +86,8 @@ class Deep:
     pushed: int = 0
     step: int = 0
 
-    def _group(self, body: bytes) -> ops.NewGroup:
+    def _group(self, body: bytes, nonce: bytes) -> ops.NewGroup:
+        """A group of this body, which is written under a key already where it has a nonce."""
         number = self.pushed
         self.pushed += 1
         version = ops.WeightVersion(1, 0)
@@ -107,12 +115,21 @@ class Deep:
             turns=8,
             truncated_samples=1,
         )
-        return ops.NewGroup(facts, body)
+        return ops.NewGroup(facts, b"" if nonce else body, nonce=nonce)
 
-    async def push(self, count: int, body: bytes, call: int) -> None:
-        """Push `count` groups of this body."""
-        for first in range(0, count, call):
-            groups = [self._group(body) for _ in range(min(call, count - first))]
+    def write(self, client: "redis.Redis", count: int, body: bytes) -> list[bytes]:
+        """Write `count` payloads of this body, as a worker does; their nonces."""
+        nonces = [new_nonce() for _ in range(count)]
+        with client.pipeline(transaction=False) as pipeline:
+            for nonce in nonces:
+                pipeline.set(payload_key(self.run_id, nonce, 0, len(body)), body, nx=True, ex=UNPUSHED_S)
+            pipeline.execute()
+        return nonces
+
+    async def push(self, nonces: Sequence[bytes], body: bytes, call: int) -> None:
+        """Push a group of this body for each nonce; those that are empty have no payload in the store yet."""
+        for first in range(0, len(nonces), call):
+            groups = [self._group(body, nonce) for nonce in nonces[first : first + call]]
             result = await self.store.push(self.run_id, groups)
             if any(outcome.kind is not ops.PushKind.QUEUED for outcome in result.outcomes):
                 raise RuntimeError(f"a group was not queued: {result.outcomes[0]}")
@@ -122,17 +139,18 @@ class Deep:
         body = os.urandom(FILLER_BYTES)
         part = max(FILL_CALL, depth // 20)
         while self.pushed < depth:
-            await self.push(min(part, depth - self.pushed), body, FILL_CALL)
+            await self.push([b""] * min(part, depth - self.pushed), body, FILL_CALL)
             if sys.stderr.isatty():
                 print(f"\r    filled {self.pushed:,}", end="\r", file=sys.stderr, flush=True)
 
-    async def turn(self, body: bytes) -> None:
-        """Push a batch, pull a batch, commit and free it."""
-        await self.push(BATCH, body, PUSH_CALL)
+    async def turn(self, body: bytes, nonces: Sequence[bytes]) -> None:
+        """Push a batch, pull a batch, commit and free it. With nonces payloads are neither pushed nor read."""
+        await self.push(nonces or [b""] * BATCH, body, PUSH_CALL)
         result = await self.store.call(commands.pull(self.run_id, ops.Pull(1, self.step, 0, 1, None)))
         if not isinstance(result, ops.Batch) or len(result.shard) != BATCH:
             raise RuntimeError(f"no batch: {result}")
-        await self.store.fetch(self.run_id, [group.payload_key for group in result.shard])
+        if not nonces:
+            await self.store.fetch(self.run_id, [group.payload_key for group in result.shard])
         await self.store.call(commands.commit(self.run_id, 1, self.step))
         await self.store.call(commands.checkpoint(self.run_id, 1, self.step))
         self.step += 1
@@ -143,9 +161,19 @@ class Deep:
         return cpu_s([self.store_pid]) + own.ru_utime + own.ru_stime
 
 
+@dataclass(slots=True)
+class Costs:
+    """Costs of one way at one depth, a number for each run, and the times of all its scripts."""
+
+    cpu_us: list[float] = field(default_factory=list)
+    wall_us: list[float] = field(default_factory=list)
+    scripts_us: list[int] = field(default_factory=list)
+
+
 async def measure(name: str, policy: RunPolicy, turns: int, runs: int) -> dict[str, Any]:
-    """One order at both depths: µs of CPU a group, their ratio, and the longest scripts."""
+    """One order at both depths, both ways: µs of CPU a group, their ratio, and the longest scripts."""
     sides: list[Deep] = []
+    costs = {way: [Costs(), Costs()] for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="rollout-buffer-depth-") as scratch:
         embedded = EmbeddedStore(Path(scratch), durability=Durability.MEMORY)
         await embedded.start()
@@ -160,42 +188,47 @@ async def measure(name: str, policy: RunPolicy, turns: int, runs: int) -> dict[s
                 sides.append(side)
             control.config_set("slowlog-log-slower-than", SEEN_US)
             control.config_set("slowlog-max-len", 100_000)
-            body = os.urandom(GROUP_BYTES)
-            costs: list[list[float]] = [[], []]
-            walls: list[list[float]] = [[], []]
-            scripts_us: list[list[int]] = [[], []]
             counts, control_us = _calibrate(control), list[int]()
             for run in range(runs + 1):
-                # The two depths in turn: the machine's noise falls on both.
-                for at, side in enumerate(sides):
-                    control.slowlog_reset()
-                    calls = _script_calls(control)
-                    cpu, began = side.cpu(), time.perf_counter()
-                    for _ in range(turns):
-                        await side.turn(body)
-                    wall, cpu = time.perf_counter() - began, side.cpu() - cpu
-                    if run:
-                        costs[at].append(cpu * 1e6 / (turns * BATCH))
-                        walls[at].append(wall * 1e6 / (turns * BATCH))
-                        scripts_us[at] += _script_us(control, _script_calls(control) - calls)
-                        control_us += _control_us(control, counts, turns)
+                # The ways and depths in turn: the machine's noise falls on all.
+                for way, its in costs.items():
+                    for side, cost in zip(sides, its, strict=True):
+                        await _turns(side, way, turns, control, cost if run else Costs())
+                        control_us += _control_us(control, counts, turns) if run else []
             await store.close()
         finally:
             control.close()
             await embedded.stop()
-    ratios = [deep / shallow for shallow, deep in zip(*costs, strict=True)]
-    wall_ratios = [deep / shallow for shallow, deep in zip(*walls, strict=True)]
+    rows = {way: _row(name if way == WAYS[0] else "", way, *its, control_us) for way, its in costs.items()}
+    return {**rows, "control_script_us": _spread(control_us)}
+
+
+async def _turns(side: Deep, way: str, turns: int, control: "redis.Redis", cost: Costs) -> None:
+    body = os.urandom(GROUP_BYTES)
+    nonces = [side.write(control, BATCH, body) if way == "direct" else [] for _ in range(turns)]
+    control.slowlog_reset()
+    calls = _script_calls(control)
+    cpu, began = side.cpu(), time.perf_counter()
+    for its in nonces:
+        await side.turn(body, its)
+    wall, cpu = time.perf_counter() - began, side.cpu() - cpu
+    cost.cpu_us.append(cpu * 1e6 / (turns * BATCH))
+    cost.wall_us.append(wall * 1e6 / (turns * BATCH))
+    cost.scripts_us += _script_us(control, _script_calls(control) - calls)
+
+
+def _row(name: str, way: str, shallow: Costs, deep: Costs, control_us: list[int]) -> dict[str, Any]:
+    """Figures of one way; printed too."""
     row: dict[str, Any] = {
-        "cpu_ratio": median(ratios),
-        "wall_ratio": median(wall_ratios),
-        "cpu_us_per_group": {"1,000": median(costs[0]), "1,000,000": median(costs[1])},
-        "script_us": {"1,000": _spread(scripts_us[0]), "1,000,000": _spread(scripts_us[1])},
-        "control_script_us": _spread(control_us),
+        "cpu_ratio": median([b / a for a, b in zip(shallow.cpu_us, deep.cpu_us, strict=True)]),
+        "wall_ratio": median([b / a for a, b in zip(shallow.wall_us, deep.wall_us, strict=True)]),
+        "cpu_us_per_group": {"1,000": median(shallow.cpu_us), "1,000,000": median(deep.cpu_us)},
+        "script_us": {"1,000": _spread(shallow.scripts_us), "1,000,000": _spread(deep.scripts_us)},
     }
     cpu_text = f"{row['cpu_us_per_group']['1,000']:>8} {row['cpu_us_per_group']['1,000,000']:>10}"
     print(
-        f"{name:26}{cpu_text}{row['cpu_ratio']:>8}{row['wall_ratio']:>7}   "
-        + "   ".join(map(_told, (*row["script_us"].values(), row["control_script_us"]))),
+        f"{name:26}{way:9}{cpu_text}{row['cpu_ratio']:>8}{row['wall_ratio']:>7}   "
+        + "   ".join(map(_told, (*row["script_us"].values(), _spread(control_us)))),
         flush=True,
     )
     return row
@@ -258,8 +291,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: bench/results/depth.json; with --case, none")
     options = parser.parse_args()
     print(
-        f"{'':26}{'CPU µs a group':>18}{'ratio':>8}{'wall':>7}   scripts, µs: median, 99%, longest, over 5 ms\n"
-        f"{'order':26}{'at 1,000':>8}{'1,000,000':>11}{'':>15}   {'at 1,000':24}   {'at 1,000,000':24}   control",
+        f"{'':35}{'CPU µs a group':>18}{'ratio':>8}{'wall':>7}   scripts, µs: median, 99%, longest, over 5 ms\n"
+        f"{'order':26}{'way':9}{'at 1,000':>8}{'1,000,000':>11}{'':>15}   {'at 1,000':22}   {'at 1,000,000':22}   control",
         flush=True,
     )
 
@@ -282,8 +315,9 @@ def main() -> None:
         out.write_text(json.dumps(report, indent=2) + "\n")
         print(f"\nwritten to {out}")
     missed = [
-        name
-        for name, row in results.items()
+        f"{name}, {way}"
+        for name, ways in results.items()
+        for way, row in ((way, ways[way]) for way in WAYS)
         if row["cpu_ratio"] > 1.5 or any(part["over_5_ms"] for part in row["script_us"].values())
     ]
     if missed:
