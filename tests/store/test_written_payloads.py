@@ -7,7 +7,7 @@ import pytest
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction
-from buffer_wire.errors import StoreRolledBack
+from buffer_wire.errors import StoreOutOfMemory, StoreRolledBack
 from tests.store.driver import Run
 from tests.store.test_evaluations import lease, submit
 
@@ -181,11 +181,13 @@ async def test_what_waited_and_was_given_up_is_missing(run: Run) -> None:
     written = await run.write(run.group("z"))
     await run.push(written)
     await run.store.call(commands.abandon_push(run.run_id, [run.key_of(written)]))
-    # Before it is deleted, and after.
-    assert await run.push_kinds(written) == ["payload_missing"]
-    await run.store.sweep()
     assert await stays(run, written) is None
     assert await retry(run, written) == ["payload_missing"]
+    # The same key again: no deletion of before comes late.
+    await run.set_payload(written, b"body")
+    assert await run.push_kinds(written) == ["blocked"]
+    await run.store.sweep()
+    assert await stays(run, written) is True
     await run.check()
 
 
@@ -221,6 +223,27 @@ async def test_a_run_that_was_rolled_back_leaves_the_payload_for_a_repeat(run: R
         await run.push(written, seen=1_000)
     assert await stays(run, written) is False
     await run.resume(0)
+    assert await run.push_kinds(written) == ["queued"]
+    await run.check()
+
+
+@pytest.mark.parametrize("queued", [("x",), ("x", "y")], ids=["with room", "without"])
+async def test_a_store_without_memory_refuses_the_push_and_leaves_the_payload(
+    run: Run, queued: tuple[str, ...]
+) -> None:
+    await run.create(overflow_action=BLOCK)
+    await run.fill(*queued)
+    written = await run.write(run.group("a"))
+    before = await run.view()
+    await run.command("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(StoreOutOfMemory):
+            await run.push(written)
+    finally:
+        await run.command("CONFIG", "SET", "maxmemory", 0)
+    assert await run.view() == before
+    assert await stays(run, written) is False
+    await run.pull(0)
     assert await run.push_kinds(written) == ["queued"]
     await run.check()
 

@@ -12,7 +12,7 @@
 --         'recorded' | 'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload,
 --         which was staged, is not any more) | 'payload_missing' (what its pusher wrote is not there) | 'more' (much
 --         was dropped; call again for it), or for what can never be accepted {field, value, limit}
---       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are on trash where there
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are deleted where there
 --         is a run, but for those that their pushers wrote and push again
 -- Complexity O(subqueues + (groups + 128 dropped) * log queued)
 
@@ -258,32 +258,37 @@ local function push(group)
 end
 
 local outcomes, settled, outcome, is_repeat = {}, {}, nil, nil
+ctx.written = {}
 for index, group in ipairs(groups) do
-  local payload = group[P_PAYLOAD]
+  local payload, is_written = group[P_PAYLOAD], group[P_STORED] == 1
   -- The order of the groups is kept: those behind one that has to come again come with it.
   if outcome ~= 'more' then
     outcome, is_repeat = push(group)
   end
   outcomes[index] = outcome
-  if retry == 1 or group[P_STORED] == 1 then
-    -- In a store that is out of memory the first write must be one that takes some, to be refused. What follows may
-    -- always run.
-    Run.write_kept_back(ctx)
-  end
-  if group[P_STORED] == 1 and not is_repeat then
-    Staging.settle(payload, outcome)
+  if is_written and not is_repeat then
+    ctx.written[#ctx.written + 1] = {payload, outcome}
   end
   if outcome ~= 'blocked' and outcome ~= 'more' then
     settled[#settled + 1] = payload
     if counters[outcome] and not Evaluations.has_task(group[P_LEASE_ID]) then
       Run.count(ctx, counters[outcome], 1)
     end
-    if group[P_STORED] == 0 and outcome ~= 'queued' and outcome ~= 'recorded' and not is_repeat then
+    if not is_written and outcome ~= 'queued' and outcome ~= 'recorded' and not is_repeat then
       Tasks.trash(payload)
     end
-    if retry == 1 or group[P_STORED] == 1 then
+    if retry == 1 or is_written and Waiting.has(payload) then
+      -- In a store that is out of memory the first write must be one that takes some, to be refused. What follows may
+      -- always run.
+      Run.write_kept_back(ctx)
       Waiting.leave(ctx, payload)
     end
+  end
+end
+if #ctx.written > 0 then
+  Run.write_kept_back(ctx)
+  for _, each in ipairs(ctx.written) do
+    Staging.settle(unpack(each))
   end
 end
 if Waiting.somebody_left(ctx) and Waiting.somebody_waits() then

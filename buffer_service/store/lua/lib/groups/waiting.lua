@@ -44,6 +44,10 @@ function Waiting.join(ctx, payload)
   end
 end
 
+function Waiting.has(payload)
+  return call('ZSCORE', key('waiting'), payload)
+end
+
 function Waiting.leave(ctx, payload)
   if call('ZREM', key('waiting'), payload) == 1 then
     ctx.line_head, ctx.line_moved = nil, true
