@@ -263,8 +263,7 @@ class RunRpc:
         """Facts and groups of one rank's shard."""
         messages = list(self.rpc.batches.PullBatch(self.pull_request(step, wait_ms, **fields), timeout=TIMEOUT_S + 60))
         assert messages[0].HasField("batch")
-        assert not messages[0].groups
-        return messages[0].batch, [group for message in messages[1:] for group in message.groups]
+        return messages[0].batch, [group for message in messages for group in message.groups]
 
     def commit(self, through: int) -> batches_pb2.CommitResponse:
         request = batches_pb2.CommitRequest(run=self.ref, term=self.term, through_step=through)

@@ -123,17 +123,11 @@ class PullStream:
                     raise NotReady(f"groups of step {batch.step} are gone from the store; pull the step again")
                 # Each is let go as soon as it is in a message.
                 bodies.clear()
-                if not opened:
-                    first = pb.PullBatchResponse(
-                        revision=batch.revision,
-                        revision_proof=batch.revision.proof,
-                        batch=convert.to_batch_info(batch, waited_ms),
-                    )
-                    await context.write(first.SerializeToString())
-                    opened = True
+                facts = b"" if opened else _facts(batch, waited_ms)
+                opened = True
                 reads.ahead()
                 self._metrics.direct("PullBatch", sum(size_of(one.payload_key) for one in found if one.payload_key))
-                for message in _messages(batch.revision, found):
+                for message in _messages(facts, batch.revision, found):
                     self._metrics.sent("PullBatch", len(message))
                     async with self._room.of_client(share):
                         await context.write(message)
@@ -258,8 +252,16 @@ class _Reads:
         return groups, _COPIES * size
 
 
-def _messages(revision: Revision, groups: deque[Delivered]) -> Iterator[bytes]:
-    """The groups, which are taken out, as messages of at most MESSAGE_BYTES, unless a single group is larger."""
+def _facts(batch: ops.Batch, waited_ms: int) -> bytes:
+    info, revision = convert.to_batch_info(batch, waited_ms), batch.revision
+    return pb.PullBatchResponse(revision=revision, revision_proof=revision.proof, batch=info).SerializeToString()
+
+
+def _messages(facts: bytes, revision: Revision, groups: deque[Delivered]) -> Iterator[bytes]:
+    """The groups, which are taken out, as messages of about MESSAGE_BYTES, unless a single group is larger.
+
+    The facts are in the first one, or alone where that is large.
+    """
     while groups:
         part = [groups.popleft()]
         size = _size_in_message(part[0])
@@ -268,7 +270,15 @@ def _messages(revision: Revision, groups: deque[Delivered]) -> Iterator[bytes]:
             part.append(groups.popleft())
         message = join_pull(revision, part)
         part.clear()
+        if facts and len(message) <= MESSAGE_BYTES:
+            # Two serialized messages, one after the other, are one that has the fields of both.
+            message = facts + message
+        elif facts:
+            yield facts
+        facts = b""
         yield message
+    if facts:
+        yield facts
 
 
 def _size_in_message(group: Delivered) -> int:

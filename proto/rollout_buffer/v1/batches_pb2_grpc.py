@@ -62,7 +62,7 @@ class BatchServiceServicer(object):
     """
 
     def PullBatch(self, request, context):
-        """Streams one rank's shard of one micro-batch of a step. The first message carries `batch` and no groups.
+        """Streams one rank's shard of one micro-batch of a step. The first message carries `batch`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

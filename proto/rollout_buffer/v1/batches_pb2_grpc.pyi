@@ -138,7 +138,7 @@ class BatchServiceStub(typing.Generic[_BatchServicePullBatchType, _BatchServiceC
     ], channel: grpc.aio.Channel) -> None: ...
 
     PullBatch: _BatchServicePullBatchType
-    """Streams one rank's shard of one micro-batch of a step. The first message carries `batch` and no groups."""
+    """Streams one rank's shard of one micro-batch of a step. The first message carries `batch`."""
 
     Commit: _BatchServiceCommitType
     """Marks every step up to and including `through_step` as trained. Idempotent."""
@@ -177,7 +177,7 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.batches_pb2.PullBatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[rollout_buffer.v1.batches_pb2.PullBatchResponse], collections.abc.AsyncIterator[rollout_buffer.v1.batches_pb2.PullBatchResponse]]:
-        """Streams one rank's shard of one micro-batch of a step. The first message carries `batch` and no groups."""
+        """Streams one rank's shard of one micro-batch of a step. The first message carries `batch`."""
 
     @abc.abstractmethod
     def Commit(
