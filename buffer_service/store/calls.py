@@ -53,14 +53,16 @@ class Calls:
     async def delete_trash(self, run_id: str, at_once: int = 500) -> int:
         """Delete payloads that nothing refers to any more; returns how many keys were on trash.
 
-        The keys leave the trash after their payloads are gone, so a crash in between repeats a deletion and loses none.
+        The keys leave the trash together with their payloads, so none is lost.
         """
         trash, deleted = index_key(run_id, "trash"), 0
-        while keys := await self._connection.command("SRANDMEMBER", trash, at_once):
-            await self._connection.command("UNLINK", *keys)
-            await self._connection.command("SREM", trash, *keys)
+        while True:
+            keys = await self._connection.command("SRANDMEMBER", trash, at_once)
+            if keys:
+                await self._connection.transaction(("UNLINK", *keys), ("SREM", trash, *keys))
             deleted += len(keys)
-        return deleted
+            if len(keys) < at_once:
+                return deleted
 
     async def _reply(self, command: Command[Any], arguments: bytes) -> tuple[str, Fields]:
         """Tag and fields of one call of the command's script. Raises what its refusal stands for."""

@@ -108,6 +108,15 @@ class StoreConnection:
         """Send one command."""
         return await measured(self._meter, "command", self._single(self._control, parts))
 
+    async def transaction(self, *commands: Parts) -> None:
+        """Send commands that are carried out together, or not at all."""
+        await measured(self._meter, "command", self._together(self._control, commands))
+
+    async def _together(self, link: Link, commands: Sequence[Parts]) -> None:
+        replies, _ = await self._exchange.commands(link, [("MULTI",), *commands, ("EXEC",)])
+        for reply in replies:
+            self._refusals.checked(reply)
+
     async def _decide(self, link: Link, parts: Sequence[Parts], command: Command[Any]) -> Buffer:
         """The script's reply; `parts` call it alone, or at the end of a transaction."""
 
