@@ -1,6 +1,7 @@
 """`make bench`: what the buffer costs, as ratios inside one run.
 
-For each group size, the sides run in turn, several times: the buffer; the floors (raw gRPC bytes in and out, raw
+For each group size, the sides run in turn, several times: the buffer with payloads relayed, and with payloads that go
+directly between its clients and the store; the floors (raw gRPC bytes in and out, raw
 SET + GET + UNLINK); a hand-rolled Redis Streams queue. Every side has the same store settings and malloc settings.
 Reported are medians over the runs:
 
@@ -15,6 +16,7 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,35 +29,40 @@ from bench.roles import Role
 
 _RESULTS = Path(__file__).parent / "results"
 _FREE_TIMEOUT_S = 60.0
+WAYS = ("relayed", "direct")
 
 
 class Sides:
     """All processes of the benchmark, started once."""
 
     def __init__(self, stack: ExitStack, directory: Path, durability: str) -> None:
-        self.service = stack.enter_context(ours.service(directory, durability))
+        self.service = stack.enter_context(ours.service(directory, durability, *ours.DIRECT))
         self.store = redis.Redis(unix_socket_path=self.service.unix_socket)
         self.store_pid = int(self.store.info("server")["process_id"])
-        self.our_producer = stack.enter_context(Role(ours.producer, self.service.address))
-        self.our_consumer = stack.enter_context(Role(ours.consumer, self.service.address))
+        self.our_clients = {
+            way: [stack.enter_context(Role(end, self.service.address, way)) for end in (ours.producer, ours.consumer)]
+            for way in WAYS
+        }
         self.stream_producer = stack.enter_context(Role(redis_streams.producer, self.service.unix_socket))
         self.stream_consumer = stack.enter_context(Role(redis_streams.consumer, self.service.unix_socket))
         self.raw_server = stack.enter_context(Role(floors.grpc_server))
         self.raw_client = stack.enter_context(Role(floors.grpc_client, self.raw_server.call("port")))
         self.raw_store = stack.enter_context(Role(floors.store_client, self.service.unix_socket))
 
-    def run_ours(self, run_id: str, size: workload.Size) -> dict[str, float]:
-        """CPU seconds per GB of service and store, and groups a second."""
-        self.our_consumer.call("prepare", run_id, size)
+    def run_ours(self, way: str, number: int, size: workload.Size) -> dict[str, float]:
+        """CPU seconds per GB of service and store, and groups a second, with payloads that go this way."""
+        producer, consumer = self.our_clients[way]
+        run_id = f"bench-{size.name}-{way}-{number}-{os.getpid()}"
+        consumer.call("prepare", run_id, size)
         keys = self.store.dbsize()
         service_pids = [pid for pid in self.service.pids if pid != self.store_pid]
-        clients = {"producer": [self.our_producer.pid], "consumer": [self.our_consumer.pid]}
+        clients = {"producer": [producer.pid], "consumer": [consumer.pid]}
         with measured({"service": service_pids, "store": [self.store_pid], **clients}) as cost:
             start = time.perf_counter()
-            self.our_consumer.start("consume", run_id, size)
-            self.our_producer.start("produce", run_id, size)
-            self.our_producer.wait()
-            seen = self.our_consumer.wait()
+            consumer.start("consume", run_id, size)
+            producer.start("produce", run_id, size)
+            producer.wait()
+            seen = consumer.wait()
             wall_s = time.perf_counter() - start
             if seen != size.groups:
                 raise RuntimeError(f"{seen} groups came out of {size.groups}")
@@ -111,28 +118,39 @@ class Sides:
 
 def measure(sides: Sides, size: workload.Size, runs: int) -> dict[str, Any]:
     """One size, its sides in turn; the first pass warms up and does not count."""
-    own, floor, streams, pipelined = [], [], [], []
+    own: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    floor, streams, pipelined = [], [], []
     for i in range(runs + 1):
         print(f"  {size.name}: run {i}/{runs}" if i else f"  {size.name}: warm-up", flush=True)
-        a = sides.run_ours(f"bench-{size.name}-{i}-{os.getpid()}", size)
+        a = {way: sides.run_ours(way, i, size) for way in WAYS}
         b = sides.run_floors(size)
         c = sides.run_streams(size)
         d = sides.run_streams(size, "produce_pipelined")
         if i:
-            own.append(a)
+            for way in WAYS:
+                own[way].append(a[way])
             floor.append(b)
             streams.append(c)
             pipelined.append(d)
+    return {
+        **{way: _over(its, floor, streams) for way, its in own.items()},
+        "redis_streams_groups_per_s": median(streams),
+        "redis_streams_pipelined_groups_per_s": median(pipelined),
+        "floors_cpu_s_per_gb": {name: median([b[name] for b in floor]) for name in floor[0]},
+    }
+
+
+def _over(
+    own: Sequence[dict[str, float]], floor: Sequence[dict[str, float]], streams: Sequence[float]
+) -> dict[str, float]:
+    """Figures of one way."""
     ratios = [(a["service"] + a["store"]) / sum(b.values()) for a, b in zip(own, floor, strict=True)]
     return {
         "cpu_over_floors": median(ratios),
         "groups_per_s": median([a["groups_per_s"] for a in own]),
-        "redis_streams_groups_per_s": median(streams),
-        "redis_streams_pipelined_groups_per_s": median(pipelined),
         "vs_redis_streams": median([a["groups_per_s"] / c for a, c in zip(own, streams, strict=True)]),
         "service_cpu_s_per_gb": median([a["service"] for a in own]),
         "store_cpu_s_per_gb": median([a["store"] for a in own]),
-        "floors_cpu_s_per_gb": {name: median([b[name] for b in floor]) for name in floor[0]},
     }
 
 
@@ -155,18 +173,19 @@ def main() -> None:
         results = {size.name: measure(sides, size, runs) for size in workload.sizes(quick=options.quick)}
         engine = f"{version.get('server_name', 'redis')} {version.get('valkey_version', version['redis_version'])}"
 
-    heads = f"{'size':>8} {'CPU/floors':>11} {'groups/s':>10} {'streams':>10} {'ratio':>7}"
+    heads = f"{'size':>8} {'way':>8} {'CPU/floors':>11} {'groups/s':>10} {'streams':>10} {'ratio':>7}"
     print(f"\n{heads}   CPU s/GB: service, store | floors")
-    for name, row in results.items():
-        lowest = ", ".join(f"{key} {value}" for key, value in row["floors_cpu_s_per_gb"].items())
-        print(
-            f"{name:>8} {row['cpu_over_floors']:>11} {row['groups_per_s']:>10} {row['redis_streams_groups_per_s']:>10} "
-            f"{row['vs_redis_streams']:>7}   {row['service_cpu_s_per_gb']}, {row['store_cpu_s_per_gb']} | {lowest}"
-        )
-    keys = ("cpu_over_floors", "groups_per_s", "vs_redis_streams")
+    for name, ways in results.items():
+        lowest = ", ".join(f"{key} {value}" for key, value in ways["floors_cpu_s_per_gb"].items())
+        for way in WAYS:
+            row = ways[way]
+            print(
+                f"{name:>8} {way:>8} {row['cpu_over_floors']:>11} {row['groups_per_s']:>10} "
+                f"{ways['redis_streams_groups_per_s']:>10} {row['vs_redis_streams']:>7}   "
+                f"{row['service_cpu_s_per_gb']}, {row['store_cpu_s_per_gb']} | {lowest}"
+            )
     report = {
-        **{key: {name: row[key] for name, row in results.items()} for key in keys},
-        "details": results,
+        "sizes": results,
         "runs": runs,
         "durability": options.durability,
         "malloc": "mallopt: arena_max 1, mmap_threshold 1 GiB, trim_threshold 2 GiB, top_pad 64 MiB, on every side",

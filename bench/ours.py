@@ -1,7 +1,8 @@
 """The buffer's own side: groups pushed by the worker's pusher, pulled, committed and freed by the trainer client.
 
 The service and the store run as `rollout-buffer serve` starts them; producer and consumer are processes of their own.
-Groups are pushed without leases, as the compared queue has none.
+Groups are pushed without leases, as the compared queue has none. Payloads go one way or the other: the service has
+everything go directly (DIRECT), and a relayed run's clients are told not to.
 """
 
 import asyncio
@@ -14,12 +15,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import workload
 from bench.measure import descendants
 from bench.roles import Handler
 
+DIRECT = ("--direct-from-bytes", "0")
+"""Flags of a service whose clients have all payloads go directly."""
 _START_TIMEOUT_S = 60.0
 
 
@@ -63,16 +67,19 @@ def service(directory: Path, durability: str, *flags: str) -> Iterator[Service]:
                 os.kill(process.pid, signal.SIGKILL)
 
 
-def producer(address: str) -> dict[str, Handler]:
+def producer(address: str, way: str) -> dict[str, Handler]:
     """Command `produce`: encode and push every group of a size, each once."""
     from buffer_wire import layout
+    from buffer_wire.payloads.writer import PayloadWriter
     from rollout_workers.counters import Counters
     from rollout_workers.service.client import ServiceClient
     from rollout_workers.service.pusher import Pusher
 
     async def produce(run_id: str, size: workload.Size) -> None:
         client = ServiceClient(address, run_id, instance_id="bench", timeout_s=60.0)
-        pusher = Pusher(client, Counters(), window_bytes=64 << 20)
+        writer = PayloadWriter(run_id, "bench", partial(client.write_access, "bench"))
+        counters = Counters()
+        pusher = Pusher(client, counters, writer if way == "direct" else None, window_bytes=64 << 20)
         columns = workload.arrays(size)
         runner = asyncio.create_task(pusher.run())
 
@@ -90,17 +97,20 @@ def producer(address: str) -> dict[str, Handler]:
                 group.create_task(push(first))
         runner.cancel()
         await asyncio.gather(runner, return_exceptions=True)
+        await writer.close()
         await client.close()
+        if set(counters.pushed_bytes) != {way}:
+            raise RuntimeError(f"not all went the {way} way: {dict(counters.pushed_bytes)}")
 
     return {"produce": lambda run_id, size: asyncio.run(produce(run_id, size))}
 
 
-def consumer(address: str) -> dict[str, Handler]:
+def consumer(address: str, way: str) -> dict[str, Handler]:
     """Commands `prepare` (make a run) and `consume` (pull, read, commit and free every batch; returns groups)."""
-    from trainer_client import BufferClient
+    from trainer_client import BufferClient, ClientOptions
     from trainer_client.policy import Policy
 
-    client = BufferClient(address)
+    client = BufferClient(address, ClientOptions(direct_payloads=way == "direct"))
 
     def prepare(run_id: str, size: workload.Size) -> None:
         client.create_run(

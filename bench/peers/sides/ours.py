@@ -62,9 +62,10 @@ class Producer:
     async def _flow(self, source: Source) -> None:
         async with asyncio.TaskGroup() as tasks:
             while not source.is_over:
-                groups = source.take(BATCH)
+                groups = source.take()
                 for group in groups:
                     tasks.create_task(self._push(group))
+                # One after another, as a worker's groups are done.
                 await asyncio.sleep(0 if groups else FULL_S)
 
     async def _push(self, group: Pushed) -> None:
