@@ -216,8 +216,8 @@ class Pusher:
             return False
         if self._one_by_one:
             return not self._sent
-        # A full bundle gains nothing by waiting; a written group is joined by those that are being written.
-        joined = self._writing and self._waiting.first.direct
+        # A full bundle gains nothing by waiting; written groups alone are joined by those that are being written.
+        joined = self._writing and not self._waiting.relayed
         full = self._waiting.size_bytes >= self._bundle_bytes
         return full or (not joined and len(self._sent) < BUNDLES_UNDER_WAY)
 

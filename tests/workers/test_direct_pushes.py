@@ -70,18 +70,22 @@ async def test_a_small_group_does_not_wait_for_a_write_that_hangs(storing: FakeS
     assert [group.header.task_id for group in storing.stored] == ["t1", "t2"]
 
 
-async def test_a_small_group_does_not_wait_for_a_store_that_hangs(storing: FakeService, store: PayloadStore) -> None:
+async def test_nor_does_one_behind_a_written_group(storing: FakeService, store: PayloadStore) -> None:
+    assert store.process is not None
+    storing.outcomes.extend([groups_pb2.PUSH_OUTCOME_REJECTED_FULL] * 2)
     async with pushing(storing, directly=True) as p:
-        assert await p.push_all("first", tokens=LARGE) == ["queued"]
-        assert store.process is not None
+        written = p.push("t1", LARGE)
+        await eventually(lambda: p.counters.pushed["rejected_full"] == 1)
         store.process.send_signal(signal.SIGSTOP)
         try:
-            large = p.push("large", LARGE)
+            hanging = p.push("t2", LARGE)
+            await eventually(lambda: len(p.pusher._waiting) == 1)
+            # It waits to be joined by the one that hangs.
             assert await p.push_all("small") == ["queued"]
-            assert not large.done()
+            assert not hanging.done()
         finally:
             store.process.send_signal(signal.SIGCONT)
-        assert (await large).outcome == "queued"
+        assert {(await push).outcome for push in (written, hanging)} == {"queued"}
 
 
 async def test_payloads_in_the_store_take_their_room_in_the_window(storing: FakeService) -> None:
