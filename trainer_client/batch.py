@@ -269,7 +269,7 @@ class Batch:
     groups: Sequence[Group]
     """Groups of the shard, in the step's order."""
     received_bytes: int
-    """Size of the messages that the arrays lie in, in bytes."""
+    """Size in bytes of what was received for it: the messages of the pull, and the groups read from the store."""
 
     @property
     def step(self) -> int:
