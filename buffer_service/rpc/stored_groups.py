@@ -6,10 +6,10 @@ from struct import iter_unpack
 from google.protobuf.message import DecodeError
 
 from buffer_service.domain.ports import RunStore
-from buffer_wire.codec import MalformedMessage, read_varint, split_group
-from buffer_wire.errors import InvalidField, RolloutBufferError
+from buffer_wire.codec import Buffer, MalformedMessage, read_varint, split_group
+from buffer_wire.errors import InvalidField
 from buffer_wire.limits import MAX_HEADER_BYTES
-from buffer_wire.payloads.keys import size_of
+from buffer_wire.payloads.keys import is_of, size_of
 from rollout_buffer.v1 import groups_pb2
 
 _FIRST_BYTES = 64 << 10
@@ -44,15 +44,20 @@ class StoredGroup:
         return [number for (number,) in iter_unpack("<i", raw[: len(raw) // 4 * 4])]
 
 
+def undamaged(key: str, body: Buffer | None) -> Buffer | None:
+    """The body; None where there is none, or another than the key says: a client may have written anything."""
+    return body if body is not None and is_of(key, body) else None
+
+
 async def read_group(store: RunStore, key: str) -> StoredGroup | None:
-    """The header of a stored group; None when its body is gone."""
+    """The header of a stored group; None when its body is gone, or is no group."""
     body = await store.read_payload(key, 0, _FIRST_BYTES)
     if not body:
         return None
     try:
         return await _read_usual(store, key, body) or await _read_whole(store, key)
-    except (MalformedMessage, DecodeError) as error:
-        raise RolloutBufferError(f"the stored group under {key} is no Group ({error})") from error
+    except (MalformedMessage, DecodeError):
+        return None
 
 
 async def _read_usual(store: RunStore, key: str, body: bytes) -> StoredGroup | None:

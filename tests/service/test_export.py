@@ -11,7 +11,9 @@ from buffer_service.domain import ops
 from buffer_service.domain.command import Command
 from buffer_service.rpc.streams import export as export_stream
 from buffer_service.rpc.streams.export import MESSAGE_BYTES, PORTION_RECORDS, READ_BYTES, exported
+from buffer_wire.codec import split_group
 from buffer_wire.errors import InvalidField, UnknownRun
+from buffer_wire.payloads.keys import group_checksum, new_nonce, payload_checksum, payload_key
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import runs_pb2 as pb
 from tests.support.rpc import make_group
@@ -42,6 +44,11 @@ def accepted(number: int, key: str = "", size: int = 0, state: str = "queued", s
         state,
         key,
     )
+
+
+def key_of(body: bytes) -> str:
+    header, payload = split_group(memoryview(body))
+    return payload_key("r", new_nonce(), group_checksum(header, payload_checksum(payload)), len(body))
 
 
 class Shelf:
@@ -133,11 +140,12 @@ async def test_messages_are_bounded_in_bytes() -> None:
 async def test_groups_come_along_where_they_are_asked_for_and_still_there() -> None:
     group = make_group("t1", lengths=(300, 200))
     body = group.SerializeToString()
-    shelf = Shelf([accepted(1, "k1", len(body)), accepted(2, "k2", 10), accepted(3)], {"k1": body})
+    key, damaged = key_of(body), key_of(body)
+    records = [accepted(1, key, len(body)), accepted(2, "k2", 10), accepted(3), accepted(4, damaged, len(body))]
+    shelf = Shelf(records, {key: body, damaged: b"\xff" * len(body)})
     (message,) = await messages(shelf, include_groups=True)
     assert message.records[0].accepted.group == group
-    assert not message.records[1].accepted.HasField("group")
-    assert not message.records[2].accepted.HasField("group")
+    assert not any(one.accepted.HasField("group") for one in message.records[1:])
     (bare,) = await messages(shelf)
     assert not bare.records[0].accepted.HasField("group")
 
@@ -146,10 +154,11 @@ async def test_bodies_are_read_a_few_megabytes_at_a_time() -> None:
     body = make_group("t", lengths=(100_000,)).SerializeToString()
     assert 3 * len(body) < READ_BYTES < 6 * len(body)
     count = 20
-    shelf = Shelf([accepted(n, f"k{n}", len(body)) for n in range(count)], {f"k{n}": body for n in range(count)})
+    keys = [key_of(body) for _ in range(count)]
+    shelf = Shelf([accepted(n, key, len(body)) for n, key in enumerate(keys)], dict.fromkeys(keys, body))
     parts = await messages(shelf, include_groups=True)
-    assert max(len(keys) for keys in shelf.reads) * len(body) <= READ_BYTES
-    assert [key for keys in shelf.reads for key in keys] == [f"k{n}" for n in range(count)]
+    assert max(map(len, shelf.reads)) * len(body) <= READ_BYTES
+    assert [key for read in shelf.reads for key in read] == keys
     assert max(part.ByteSize() for part in parts) < MESSAGE_BYTES + len(body)
     assert sum(len(part.records) for part in parts) == count
 

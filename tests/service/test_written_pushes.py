@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from buffer_wire.payloads.keys import new_nonce
-from rollout_buffer.v1 import groups_pb2, tasks_pb2
+from rollout_buffer.v1 import groups_pb2, inspect_pb2, tasks_pb2
 from tests.service.test_blocked_pushes import BLOCK, Pusher, blocked
 from tests.support.rpc import TIMEOUT_S, Rpc, connect, failure, make_group, make_task
 from tests.support.service import ServiceProcess, running_service
@@ -108,6 +108,19 @@ def test_a_partial_rollout_has_its_payload_with_it(rpc: Rpc) -> None:
     )
     error = failure(lambda: rpc.tasks.ReturnLeases(request, timeout=TIMEOUT_S))
     assert error.attributes["field"] == "returns[0].partial_rollout.stored"
+
+
+def test_a_group_that_is_not_what_its_key_says_is_shown_to_nobody_and_is_lost(rpc: Rpc, stored: Any) -> None:
+    run = rpc.create(batch_groups=2)
+    run.fill(1)
+    group = make_group("a")
+    pushed = claim_check(group)
+    stored.set(key_of(run.run_id, group, pushed), b"\xff" * group.ByteSize(), px=600_000)
+    assert [ack.outcome for ack in run.push([pushed])] == [QUEUED]
+    shown = inspect_pb2.GetGroupRequest(run=run.ref, group_id="a/0", include_samples=True)
+    assert failure(lambda: rpc.inspect.GetGroup(shown, timeout=TIMEOUT_S)).reason == "unknown_group"
+    assert [item.group.header.task_id for item in run.pull(0)[1]] == ["x0"]
+    assert run.get().groups.lost.groups == 1
 
 
 def test_a_blocked_group_waits_like_any_other(rpc: Rpc, stored: Any, service: ServiceProcess) -> None:

@@ -12,6 +12,7 @@ from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.convert import evaluations as convert
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.flow.waiting import WaitingLines
+from buffer_service.rpc.stored_groups import undamaged
 from rollout_buffer.v1 import evaluations_pb2 as pb
 
 PORTION_RESULTS = 16
@@ -41,7 +42,7 @@ async def results(
 
 async def _bodies(store: RunStore, run_id: str, ended: Sequence[ev.EvaluationResult]) -> Iterator[pb.EvaluationResult]:
     keys = [result.payload_key for result in ended if result.payload_key]
-    bodies = iter(await store.fetch(run_id, keys))
+    bodies = map(undamaged, keys, await store.fetch(run_id, keys))
     return (convert.to_result(result, next(bodies) if result.payload_key else None) for result in ended)
 
 

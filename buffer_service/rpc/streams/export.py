@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from buffer_service import commands
 from buffer_service.domain.ports import RunStore
 from buffer_service.rpc.convert.records import Event, event
+from buffer_service.rpc.stored_groups import undamaged
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import groups_pb2
 from rollout_buffer.v1 import runs_pb2 as pb
@@ -61,8 +62,8 @@ async def _add_groups(store: RunStore, run_id: str, events: Sequence[Event]) -> 
     if not stored:
         return
     bodies = await store.fetch(run_id, [item.payload_key for item in stored])
-    for item, body in zip(stored, bodies, strict=True):
-        if body is not None:
+    for item, stored_body in zip(stored, bodies, strict=True):
+        if (body := undamaged(item.payload_key, stored_body)) is not None:
             item.message.accepted.group.CopyFrom(groups_pb2.Group.FromString(bytes(body)))
 
 

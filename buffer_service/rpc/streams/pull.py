@@ -1,8 +1,8 @@
 """Pull: waits for the batch, then streams the shard in messages of about 1 MiB.
 
 It reads ahead of the sending while there is room. A body that is gone is reported lost, which makes the stored batch
-smaller; so is a damaged one where the client has bodies checked. Before the first message the pull is then simply
-repeated. After it the batch's facts are on their way, so the client is told to repeat it.
+smaller; so is one that is not what its key says: a client may have written anything. Before the first message the pull
+is then simply repeated. After it the batch's facts are on their way, so the client is told to repeat it.
 
 Large groups of a client that reads from the store itself are sent as their keys. They are not read here, take no room,
 and stand in the stream where they stand in the step.
@@ -153,7 +153,7 @@ class PullStream:
         for group, body in zip(groups, bodies, strict=True):
             if body is None:
                 gone.append(group.payload_key)
-            elif request.verify and not is_of(group.payload_key, body):
+            elif body is not _BY_KEY and not is_of(group.payload_key, body):
                 damaged.append(group.payload_key)
             else:
                 key = group.payload_key if body is _BY_KEY else ""
