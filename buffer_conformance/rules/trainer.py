@@ -18,7 +18,7 @@ _ENDING_S = 2.0
 """A candidate that ends so soon after a call that got no answer need not ask again."""
 
 _OF_A_TERM = ("SubmitTasks", "PullBatch", "Commit", "Checkpoint", "Publish", "PlanCollective", "SubmitEvaluation")
-_PULL_MAY_DIFFER = ("train_version", "wait_ms", "direct", "verify")
+_PULL_MAY_DIFFER = ("train_version", "wait_ms", "direct")
 
 
 @dataclass(slots=True)

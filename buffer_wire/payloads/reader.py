@@ -1,7 +1,7 @@
 """Readers of payloads: a trainer reads the groups of its batch from the store, where the service lets it.
 
 Both check every group against its key. What is missing or wrong raises PayloadsUnreadable; then the caller has the
-service check and relay the batch (`direct` false, `verify` true).
+service relay the batch, and check it.
 """
 
 import asyncio

@@ -91,9 +91,7 @@ def test_the_bytes_that_pass_the_service_by_are_counted(rpc: Rpc, service: Servi
 def test_who_asks_for_no_keys_gets_none(rpc: Rpc) -> None:
     run = rpc.create(batch_groups=4)
     groups = mixed(run, 4)
-    for asked in ({}, {"direct": True, "verify": True}, {"verify": True}):
-        _, delivered = run.pull(0, **asked)
-        assert [item.group for item in delivered] == groups
+    assert [item.group for item in run.pull(0)[1]] == groups
 
 
 def test_a_relayed_pull_settles_a_damaged_payload_as_lost(rpc: Rpc, stored: Any, service: ServiceProcess) -> None:
@@ -117,7 +115,7 @@ def test_what_is_no_group_any_more_is_damaged(rpc: Rpc, stored: Any, body: bytes
     groups = mixed(run, 2)
     key = key_of(stored, run, groups[1])
     stored.set(key, body[: size_of(key.decode())])
-    assert names(run.pull(0, verify=True)[1]) == ["x0"]
+    assert names(run.pull(0)[1]) == ["x0"]
 
 
 def test_the_payload_of_another_group_is_damaged(rpc: Rpc, stored: Any) -> None:
@@ -127,7 +125,7 @@ def test_the_payload_of_another_group_is_damaged(rpc: Rpc, stored: Any) -> None:
     keys = [key_of(stored, run, group) for group in groups]
     assert size_of(keys[0].decode()) == size_of(keys[1].decode())
     stored.set(keys[0], stored.get(keys[1]))
-    assert names(run.pull(0, verify=True)[1]) == ["x1"]
+    assert names(run.pull(0)[1]) == ["x1"]
 
 
 def test_a_payload_that_is_gone_is_counted_as_such(rpc: Rpc, stored: Any, service: ServiceProcess) -> None:
@@ -137,7 +135,7 @@ def test_a_payload_that_is_gone_is_counted_as_such(rpc: Rpc, stored: Any, servic
     stored.delete(key_of(stored, run, groups[1]))
     # By its key alone the service does not know.
     assert len(run.pull(0, direct=True)[1]) == 2
-    assert names(run.pull(0, verify=True)[1]) == ["x0"]
+    assert names(run.pull(0)[1]) == ["x0"]
     service.until_metric(before + 1, "rollout_buffer_lost_payloads_total", found="gone")
 
 
@@ -147,9 +145,9 @@ def test_damage_in_the_middle_of_a_stream_ends_it_for_a_retry(rpc: Rpc, stored: 
     for group in groups:
         run.push([group])
     stored.setrange(key_of(stored, run, groups[3]), 1_000_000, b"damage")
-    error = failure(lambda: run.pull(0, verify=True))
+    error = failure(lambda: run.pull(0))
     assert (error.reason, error.retryable) == ("not_ready", True)
-    assert names(run.pull(0, verify=True)[1]) == ["x0", "x1", "x2"]
+    assert names(run.pull(0)[1]) == ["x0", "x1", "x2"]
 
 
 def test_a_fenced_trainer_settles_nothing(rpc: Rpc, stored: Any) -> None:
@@ -159,5 +157,5 @@ def test_a_fenced_trainer_settles_nothing(rpc: Rpc, stored: Any) -> None:
     run.resume(next_step=0)
     stored.delete(key_of(stored, run, groups[1]))
     fenced = RunRpc(rpc, run.run_id, term=1)
-    assert failure(lambda: fenced.pull(0, verify=True)).reason == "stale_term"
+    assert failure(lambda: fenced.pull(0)).reason == "stale_term"
     assert run.get().groups.lost.groups == 0

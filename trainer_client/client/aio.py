@@ -25,7 +25,7 @@ from trainer_client.client.call import Call, documented, note, serialize
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.aio import AsyncEvaluationCalls
-from trainer_client.client.pulling import PULL_METHOD, Doubt, PullLoop, PullSpec, Way
+from trainer_client.client.pulling import PULL_METHOD, Doubt, PullLoop, PullSpec
 from trainer_client.forks import CALLS, Holder
 from trainer_client.micro_batches import MicroBatches
 from trainer_client.policy import Policy, changed
@@ -197,15 +197,14 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         doubt = spec.doubt(run_id)
         reader = self._reader(run_id, spec.rank) if self.options.direct_payloads and doubt not in self._doubts else None
         if reader is not None and await reader.open():
-            assembly = await self._streamed(run_id, spec, within, "direct")
+            assembly = await self._streamed(run_id, spec, within, direct=True)
             try:
                 if keys := assembly.keys:
                     assembly.fill(await reader.read(keys))
                 return assembly.finish()
             except PayloadsUnreadable:
                 self._doubts.add(doubt)
-        assembly = await self._streamed(run_id, spec, within, "verify" if doubt in self._doubts else "relayed")
-        batch = assembly.finish()
+        batch = (await self._streamed(run_id, spec, within)).finish()
         self._doubts.discard(doubt)
         return batch
 
@@ -217,10 +216,10 @@ class AsyncBufferClient(AsyncEvaluationCalls):
             )
         return self._readers[run_id, rank]
 
-    async def _streamed(self, run_id: str, spec: PullSpec, within: Deadline, way: Way) -> PullAssembly:
+    async def _streamed(self, run_id: str, spec: PullSpec, within: Deadline, *, direct: bool = False) -> PullAssembly:
         wait_s = min(within.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, within.started)
-        request = spec.to_wire(self.revisions.ref(run_id), wait_s, way)
+        request = spec.to_wire(self.revisions.ref(run_id), wait_s, direct=direct)
         stream = self._pull(request, timeout=wait_s + self.options.transfer_timeout_s)
         try:
             async for message in stream:

@@ -25,7 +25,7 @@ from trainer_client.client.connections import Connections
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.blocking import EvaluationCalls
-from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec, Way
+from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec
 from trainer_client.forks import CALLS
 from trainer_client.micro_batches import MicroBatches
 from trainer_client.policy import Policy, changed
@@ -221,14 +221,14 @@ class ServiceClient(EvaluationCalls):
         doubt, doubts = spec.doubt(run_id), self._connections.mine.doubts
         reader = self._reader(run_id, spec.rank) if self.options.direct_payloads and doubt not in doubts else None
         if reader is not None and reader.open():
-            assembly = self._streamed(run_id, spec, within, "direct")
+            assembly = self._streamed(run_id, spec, within, direct=True)
             try:
                 if keys := assembly.keys:
                     assembly.fill(reader.read(keys))
                 return assembly.finish()
             except PayloadsUnreadable:
                 doubts.add(doubt)
-        batch = self._streamed(run_id, spec, within, "verify" if doubt in doubts else "relayed").finish()
+        batch = self._streamed(run_id, spec, within).finish()
         doubts.discard(doubt)
         return batch
 
@@ -243,13 +243,13 @@ class ServiceClient(EvaluationCalls):
         made = PayloadReader(run_id, who, lambda trouble: self._call(requests.read_access(run_id, who, trouble)))
         return readers.setdefault((run_id, rank), made)
 
-    def _streamed(self, run_id: str, spec: PullSpec, within: Deadline, way: Way) -> "PullAssembly":
+    def _streamed(self, run_id: str, spec: PullSpec, within: Deadline, *, direct: bool = False) -> "PullAssembly":
         with CALLS.under_way():
             from trainer_client.client.assembly import PullAssembly
 
         wait_s = min(within.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, within.started)
-        request = spec.to_wire(self.revisions.ref(run_id), wait_s, way)
+        request = spec.to_wire(self.revisions.ref(run_id), wait_s, direct=direct)
         pull = self._bulk.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
         with CALLS.under_way() as call:
             stream = pull(request, timeout=wait_s + self.options.transfer_timeout_s)

@@ -7,7 +7,7 @@ a try for at most `PULL_SLICE_S`, so that a caller hears at least that often on 
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from buffer_wire.connection.retry import Backoff, Mend, Retry, Tokens
 from buffer_wire.errors import BatchNotReady, RolloutBufferError
@@ -23,12 +23,8 @@ MIN_PULL_INTERVAL_S = 0.05
 """Shortest interval, in seconds, between two tries; it matters if the service does not hold the wait that it was asked
 for."""
 
-Way: TypeAlias = Literal["direct", "relayed", "verify"]
-"""Way of the payloads of one pull: large ones by their keys, all relayed, or all relayed once the service has checked
-them."""
-
 Doubt: TypeAlias = tuple[str, int, PullKey]
-"""Run, rank and micro-batch of a pull that met unreadable payloads: they go by `verify` until the pull succeeds."""
+"""Run, rank and micro-batch of a pull that met unreadable payloads: the service relays them until the pull succeeds."""
 
 Told: TypeAlias = Callable[[RolloutBufferError], None]
 """Callback for every try that failed and is repeated. What it raises ends the wait."""
@@ -64,10 +60,9 @@ class PullSpec:
     def __str__(self) -> str:
         return str(PullKey(self.step, self.micro_batch))
 
-    def to_wire(self, ref: common_pb2.RunRef, wait_s: float, way: Way = "relayed") -> batches_pb2.PullBatchRequest:
-        """Build the request of one attempt that waits up to `wait_s` at the service."""
-        flags = {} if way == "relayed" else {way: True}
-        return batches_pb2.PullBatchRequest(run=ref, wait_ms=round(wait_s * 1000), **flags, **asdict(self))
+    def to_wire(self, ref: common_pb2.RunRef, wait_s: float, *, direct: bool = False) -> batches_pb2.PullBatchRequest:
+        """Build the request of one attempt that waits up to `wait_s` at the service; `direct`: large groups as keys."""
+        return batches_pb2.PullBatchRequest(run=ref, wait_ms=round(wait_s * 1000), direct=direct, **asdict(self))
 
 
 def _pause(error: RolloutBufferError) -> float | None:

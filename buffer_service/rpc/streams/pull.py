@@ -137,7 +137,7 @@ class PullStream:
                     return True
 
     def _goes_by_key(self, request: pb.PullBatchRequest, group: ops.ShardGroup) -> bool:
-        return request.direct and not request.verify and size_of(group.payload_key) >= self._direct_from_bytes
+        return request.direct and size_of(group.payload_key) >= self._direct_from_bytes
 
     async def _settle_lost(
         self,

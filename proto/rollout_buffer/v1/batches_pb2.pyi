@@ -70,7 +70,6 @@ class PullBatchRequest(google.protobuf.message.Message):
     MICRO_BATCH_FIELD_NUMBER: builtins.int
     BATCH_GROUPS_FIELD_NUMBER: builtins.int
     DIRECT_FIELD_NUMBER: builtins.int
-    VERIFY_FIELD_NUMBER: builtins.int
     term: builtins.int
     """The trainer's term; an older one is refused with `stale_term`."""
     step: builtins.int
@@ -97,10 +96,8 @@ class PullBatchRequest(google.protobuf.message.Message):
     for every rank.
     """
     direct: builtins.bool
-    """The caller reads from the store itself: groups of at least PayloadAccess.direct_from_bytes come as keys."""
-    verify: builtins.bool
-    """Check the bytes of each group against the checksum in its key, and settle as lost what is damaged. For a caller
-    that has read other bytes than its key says, or none. No group comes as a key then.
+    """The caller reads from the store itself: groups of at least PayloadAccess.direct_from_bytes come as keys. What it has
+    read and is not what its key says it pulls again without: what the service relays it checks, and settles as lost.
     """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
@@ -119,10 +116,9 @@ class PullBatchRequest(google.protobuf.message.Message):
         micro_batch: builtins.int = ...,
         batch_groups: builtins.int | None = ...,
         direct: builtins.bool = ...,
-        verify: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "run", b"run", "train_version", b"train_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "direct", b"direct", "micro_batch", b"micro_batch", "rank", b"rank", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "verify", b"verify", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "direct", b"direct", "micro_batch", b"micro_batch", "rank", b"rank", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
     @typing.overload
