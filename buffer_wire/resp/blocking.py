@@ -60,7 +60,9 @@ class BlockingConnection:
         return not poll.poll(0)
 
     def close(self) -> None:
-        """Close it."""
+        """Close it, and end it: a forked child may hold the socket too."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._socket.close()
 

@@ -1,9 +1,13 @@
 """Groups that one client writes to a real store and another one reads from it."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import redis
 
 from buffer_wire.layout import payload_pieces
 from buffer_wire.payloads.keys import group_checksum, payload_key
@@ -63,3 +67,24 @@ async def test_a_connection_that_ends_while_it_is_idle_is_no_fault(store: Payloa
     assert (blocking.trouble, way.trouble) == ("", "")
     await way.close()
     blocking.close()
+
+
+def test_a_reader_that_is_closed_leaves_the_store_also_where_a_child_has_inherited_its_connection(
+    store: PayloadStore,
+) -> None:
+    reader = PayloadReader(RUN, "a trainer", lambda _: store.access("d"))
+    assert reader.open()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        with redis.Redis(unix_socket_path=str(store.socket)) as keeper:
+            assert "d" in {client["user"] for client in keeper.client_list()}
+            reader.close()
+            deadline = time.monotonic() + 10
+            while "d" in {client["user"] for client in keeper.client_list()}:
+                assert time.monotonic() < deadline
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
