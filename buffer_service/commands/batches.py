@@ -13,10 +13,10 @@ UNSET = -1
 
 
 def pull(
-    run_id: str, pull: ops.Pull, *, seen_revision: Revision = NO_REVISION, portion: int = ops.PORTION
+    run_id: str, pull: ops.Pull, *, seen_revision: Revision = NO_REVISION, portion: int = ops.TAKEN_AT_ONCE
 ) -> Command[ops.Batch | ops.Short]:
     """Close a micro-batch of a step if it is its turn and enough is queued, or return the stored one. Evicts what is
-    too stale first; one call takes at most `portion` groups out of the queue.
+    too stale first; one call takes at most `portion` groups out of the queue, and evicts at most ops.PORTION.
 
     Raises StaleTerm, StepAhead, WorldSizeMismatch, ReplayGap, RunPaused, FailureBudgetExceeded, InvalidField
     (train_version, rank, micro-batch, batch_groups, world_size).

@@ -126,6 +126,7 @@ def constants() -> dict[str, int]:
         "MAX_EVAL_BYTES": MAX_STORED_BYTES,
         "MAX_EVAL_ATTEMPTS": MAX_ATTEMPTS,
         "EVAL_FAILURES_SHOWN": FAILURES_SHOWN,
+        "EVICTED_AT_ONCE": groups.PORTION,
         "REMEMBERED_TASKS": groups.REMEMBERED_TASKS,
         "UNPUSHED_MS": groups.UNPUSHED_MS,
         "WINDOW_VERSIONS": WINDOW_VERSIONS,

@@ -7,6 +7,7 @@ milliseconds, versions and sizes integers, rewards milli-rewards. `weights` are 
 from buffer_service.domain.ops.batches import Batch, Pull, Resume, Resumed, ResumeMode, ShardGroup, Short
 from buffer_service.domain.ops.groups import (
     PORTION,
+    TAKEN_AT_ONCE,
     UNPUSHED_MS,
     Buffer,
     GroupFacts,
@@ -48,6 +49,7 @@ from buffer_service.domain.ops.weights import (
 
 __all__ = [
     "PORTION",
+    "TAKEN_AT_ONCE",
     "UNPUSHED_MS",
     "Amount",
     "Batch",

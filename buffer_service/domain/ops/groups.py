@@ -17,6 +17,9 @@ PORTION = 32
 A script holds the store up while it runs: 0.5 to 2 ms for a portion with a million groups queued.
 """
 
+TAKEN_AT_ONCE = 128
+"""Largest number of groups that one script takes out of the queue for a micro-batch, in the time of a portion."""
+
 TICKET_MS = 3_000
 """A blocked push at the head of the line that has not tried for longer loses its place."""
 

@@ -5,7 +5,7 @@
 -- ARGV[1] {seen_revision, term, step, rank, world_size, train_version (-1: that of the step's earlier micro-batches,
 -- else the
 --         published one), micro-batch, batch_groups (-1: the policy's), portion, again}; portion: groups that one call
---         evicts, or takes; again: 1 for a later call of the same try, after 'more'
+--         takes, or evicts, of these at most EVICTED_AT_ONCE; again: 1 for a later call of the same try, after 'more'
 -- Replies {'batch', revision, step, micro-batch, final, train_version, groups, samples, tokens, loss_tokens,
 -- staleness_sum,
 --         staleness_max, shard_tokens, replayed, queued, forks, chunks}; sizes and staleness are those of the step up
@@ -124,12 +124,13 @@ else
 end
 train_version = header.train_version
 
--- Evicts up to a portion of queued groups that are too stale, stalest first; returns whether more may be left.
+-- Evicts some of the queued groups that are too stale, stalest first; returns whether more may be left.
 local function evict()
   if policy.max_staleness < 0 then
     return false
   end
-  local stale, members, blocks = Queue.stalest(ctx, 1000 * (train_version - policy.max_staleness), portion)
+  local most = math.min(portion, EVICTED_AT_ONCE)
+  local stale, members, blocks = Queue.stalest(ctx, 1000 * (train_version - policy.max_staleness), most)
   Queue.remove(ctx, stale, members, blocks, 'stalest_first')
   for _, group in ipairs(stale) do
     if policy.stale_action == 'recycle' then
@@ -140,7 +141,7 @@ local function evict()
       error('unknown stale_action ' .. policy.stale_action)
     end
   end
-  return #stale == portion
+  return #stale == most
 end
 
 -- Closes the next micro-batch, or gathers a portion of it, if enough is queued for it.
