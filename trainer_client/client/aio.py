@@ -8,6 +8,7 @@ event loop of one process. An event loop does not survive a fork, and gRPC does 
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -25,7 +26,7 @@ from trainer_client.client.call import Call, documented, note, serialize
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.aio import AsyncEvaluationCalls
-from trainer_client.client.pulling import PULL_METHOD, Doubt, PullLoop, PullSpec
+from trainer_client.client.pulling import PULL_METHOD, PullLoop, PullSpec
 from trainer_client.forks import CALLS, Holder
 from trainer_client.micro_batches import MicroBatches
 from trainer_client.policy import Policy, changed
@@ -68,7 +69,6 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         self._control = connector.asyncio()
         self._bulk = connector.asyncio()
         self._readers: dict[tuple[str, int], AsyncPayloadReader] = {}
-        self._doubts: set[Doubt] = set()
         self._pull = self._bulk.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
 
     async def close(self) -> None:
@@ -194,19 +194,14 @@ class AsyncBufferClient(AsyncEvaluationCalls):
     async def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> Batch:
         """Try a pull once, for that loop. Raises gRPC's own errors too."""
         self._holder.check()
-        doubt = spec.doubt(run_id)
-        reader = self._reader(run_id, spec.rank) if self.options.direct_payloads and doubt not in self._doubts else None
+        reader = self._reader(run_id, spec.rank) if self.options.direct_payloads else None
         if reader is not None and await reader.open():
             assembly = await self._streamed(run_id, spec, within, direct=True)
-            try:
+            with suppress(PayloadsUnreadable):
                 if keys := assembly.keys:
                     assembly.fill(await reader.read(keys))
                 return assembly.finish()
-            except PayloadsUnreadable:
-                self._doubts.add(doubt)
-        batch = (await self._streamed(run_id, spec, within)).finish()
-        self._doubts.discard(doubt)
-        return batch
+        return (await self._streamed(run_id, spec, within)).finish()
 
     def _reader(self, run_id: str, rank: int) -> AsyncPayloadReader:
         if (run_id, rank) not in self._readers:

@@ -14,7 +14,6 @@ from buffer_wire.connection.access import TokenSource
 from buffer_wire.connection.channels import Connector
 from buffer_wire.revisions import Revisions
 from trainer_client.client.driver import ClientOptions
-from trainer_client.client.pulling import Doubt
 from trainer_client.forks import CALLS
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ class OfProcess:
     """Highest revision seen of each run."""
     readers: "dict[tuple[str, int], PayloadReader]" = field(default_factory=dict)
     """Readers of the store, by run and rank."""
-    doubts: set[Doubt] = field(default_factory=set)
 
     def close(self) -> None:
         """Close all of them; calls under way fail, reads end first."""

@@ -9,6 +9,7 @@ A client may be shared by threads. It has two channels, so that small messages n
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
@@ -214,23 +215,18 @@ class ServiceClient(EvaluationCalls):
         return PullLoop(self.target, self.tokens, partial(self.revisions.met, run_id))
 
     def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> "Batch":
-        """Try a pull once, for that loop. Where payloads cannot be read the service checks and relays them."""
+        """Try a pull once, for that loop. The service relays payloads that cannot be read, or settles them as lost."""
         with CALLS.under_way():
             from buffer_wire.payloads.reader import PayloadsUnreadable
 
-        doubt, doubts = spec.doubt(run_id), self._connections.mine.doubts
-        reader = self._reader(run_id, spec.rank) if self.options.direct_payloads and doubt not in doubts else None
+        reader = self._reader(run_id, spec.rank) if self.options.direct_payloads else None
         if reader is not None and reader.open():
             assembly = self._streamed(run_id, spec, within, direct=True)
-            try:
+            with suppress(PayloadsUnreadable):
                 if keys := assembly.keys:
                     assembly.fill(reader.read(keys))
                 return assembly.finish()
-            except PayloadsUnreadable:
-                doubts.add(doubt)
-        batch = self._streamed(run_id, spec, within).finish()
-        doubts.discard(doubt)
-        return batch
+        return self._streamed(run_id, spec, within).finish()
 
     def _reader(self, run_id: str, rank: int) -> "PayloadReader":
         readers = self._connections.mine.readers

@@ -23,9 +23,6 @@ MIN_PULL_INTERVAL_S = 0.05
 """Shortest interval, in seconds, between two tries; it matters if the service does not hold the wait that it was asked
 for."""
 
-Doubt: TypeAlias = tuple[str, int, PullKey]
-"""Run, rank and micro-batch of a pull that met unreadable payloads: the service relays them until the pull succeeds."""
-
 Told: TypeAlias = Callable[[RolloutBufferError], None]
 """Callback for every try that failed and is repeated. What it raises ends the wait."""
 
@@ -52,10 +49,6 @@ class PullSpec:
     def following(self) -> "PullSpec":
         """Return the spec of the step's next micro-batch."""
         return replace(self, micro_batch=self.micro_batch + 1, train_version=None, batch_groups=None)
-
-    def doubt(self, run_id: str) -> Doubt:
-        """Return what such a pull of the run is remembered by."""
-        return run_id, self.rank, PullKey(self.step, self.micro_batch)
 
     def __str__(self) -> str:
         return str(PullKey(self.step, self.micro_batch))

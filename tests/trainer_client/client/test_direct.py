@@ -175,21 +175,6 @@ def test_what_is_damaged_or_gone_is_settled_as_lost_and_nothing_else(
     assert ledger.balanced
 
 
-def test_damage_that_shows_late_is_not_forgotten_by_the_repeated_pull(
-    relayed: BufferClient, stored: Any, pull: Pull, run_id: str
-) -> None:
-    """Each of two damaged groups breaks a stream that has begun; a repeat that is not checked would take the second."""
-    relayed.create_run(run_id, Policy(batch_groups=12, max_queued_groups=12))
-    groups = [arrays_for(f"t{i}", response_len=HUGE) for i in range(12)]
-    push(relayed, run_id, groups)
-    for i in (5, 11):
-        key = key_of(stored, run_id, groups[i])
-        stored.setrange(key, stored.strlen(key) - 9, b"8 others.")
-    batch = pull(run_id, step=0)
-    assert [group.task_id for group in batch.groups] == [f"t{i}" for i in range(12) if i not in (5, 11)]
-    assert relayed.ledger(run_id).groups.lost.groups == 2
-
-
 def test_a_forked_child_reads_over_a_connection_of_its_own(
     service: ServiceProcess, relayed: BufferClient, stored: Any, run_id: str
 ) -> None:
