@@ -159,10 +159,12 @@ class Pusher:
         parcel.pieces = [stored_group(serialized, stored)] if stored is not None else join_group(header, *payload)
 
     async def _revision(self) -> int:
+        if seen := self._service.ref().seen_revision:
+            return seen
         async with self._asking:  # One asks for all.
-            if not self._service.ref().seen_revision and not self._known_revision:
+            if not self._known_revision:
                 self._known_revision = await self._service.revision()
-        return self._service.ref().seen_revision or self._known_revision
+        return self._known_revision
 
     # ── one stream ───────────────────────────────────────────────────────────
 
