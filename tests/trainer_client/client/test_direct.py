@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 import redis
 
+from buffer_wire.payloads import reader
 from buffer_wire.payloads.keys import key_prefix
 from tests.support.push import GroupArrays, Pusher, arrays_for
 from tests.support.service import ServiceProcess, running_service
@@ -173,6 +174,20 @@ def test_what_is_damaged_or_gone_is_settled_as_lost_and_nothing_else(
     ledger = relayed.ledger(run_id)
     assert (ledger.groups.delivered.groups, ledger.groups.lost.groups) == (8, 2)
     assert ledger.balanced
+
+
+def test_a_client_that_did_not_check_would_train_on_damaged_bytes(
+    relayed: BufferClient, stored: Any, pull: Pull, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted lack: nothing but the checksum stands between them."""
+    relayed.create_run(run_id, Policy(batch_groups=1))
+    group = arrays_for("t", response_len=HUGE)
+    push(relayed, run_id, [group])
+    key = key_of(stored, run_id, group)
+    stored.setrange(key, stored.strlen(key) - 9, b"8 others.")
+    monkeypatch.setattr(reader, "is_of", lambda _key, _body: True)
+    (damaged,) = pull(run_id, step=0).groups
+    assert bytes(damaged.payload) != group.to_wire()[1]
 
 
 def test_a_forked_child_reads_over_a_connection_of_its_own(
