@@ -15,7 +15,7 @@ from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadReader
 from buffer_wire.payloads.way import AsyncWay
 from buffer_wire.payloads.writer import PayloadWriter
 from buffer_wire.resp.errors import ConnectionLost
-from rollout_buffer.v1 import groups_pb2
+from rollout_buffer.v1 import groups_pb2, payloads_pb2
 from tests.support.payload_store import RUN, PayloadStore, ask_for, payload_store
 
 HEADER = groups_pb2.GroupHeader(task_id="t", worker_id="w")
@@ -88,3 +88,19 @@ def test_a_reader_that_is_closed_leaves_the_store_also_where_a_child_has_inherit
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("host", ["store..svc", ".svc", 64 * "x"])
+async def test_a_host_that_no_name_can_be_is_no_fault_of_the_client(store: PayloadStore, host: str) -> None:
+    given = store.access("w", addresses=[payloads_pb2.StoreAddress(host=host, port=6_379, tls=True)])
+
+    async def ask(_trouble: str) -> payloads_pb2.PayloadAccess:
+        return given
+
+    blocking, writer = PayloadReader(RUN, "a trainer", lambda _: given), PayloadWriter(RUN, "a worker", ask)
+    assert not blocking.open()
+    assert await writer.write(HEADER.SerializeToString(), b"payload") is None
+    assert "addresses[0].host" in blocking.trouble
+    assert writer.trouble == blocking.trouble
+    await writer.close()
+    blocking.close()
