@@ -199,7 +199,7 @@ async def measure(name: str, policy: RunPolicy, turns: int, runs: int) -> dict[s
         finally:
             control.close()
             await embedded.stop()
-    rows = {way: _row(name if way == WAYS[0] else "", way, *its, control_us) for way, its in costs.items()}
+    rows = {way: _row(name if way == WAYS[0] else "", way, its, control_us) for way, its in costs.items()}
     return {**rows, "control_script_us": _spread(control_us)}
 
 
@@ -217,8 +217,9 @@ async def _turns(side: Deep, way: str, turns: int, control: "redis.Redis", cost:
     cost.scripts_us += _script_us(control, _script_calls(control) - calls)
 
 
-def _row(name: str, way: str, shallow: Costs, deep: Costs, control_us: list[int]) -> dict[str, Any]:
+def _row(name: str, way: str, costs: Sequence[Costs], control_us: list[int]) -> dict[str, Any]:
     """Figures of one way; printed too."""
+    shallow, deep = costs
     row: dict[str, Any] = {
         "cpu_ratio": median([b / a for a, b in zip(shallow.cpu_us, deep.cpu_us, strict=True)]),
         "wall_ratio": median([b / a for a, b in zip(shallow.wall_us, deep.wall_us, strict=True)]),

@@ -1,9 +1,10 @@
-"""Tables that commands write into the docs: the lines between two comments `<!-- NAME -->` and `<!-- /NAME -->`."""
+"""Tables that commands write into pages: the lines between two comments `<!-- NAME -->` and `<!-- /NAME -->`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
+_ROOT = Path(__file__).parents[1]
+DOCS = _ROOT / "docs"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
@@ -13,9 +14,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def put(name: str, lines: Sequence[str]) -> Path | None:
-    """Replace what stands between the comments of `name`, on the page of docs that has them; that page."""
+    """Replace what stands between the comments of `name`, on the page of docs that has them or in README; that page."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    for page in sorted(DOCS.glob("*.md")):
+    for page in (*sorted(DOCS.glob("*.md")), _ROOT / "README.md"):
         text = page.read_text()
         if begin in text and end in text:
             page.write_text("\n".join([text.split(begin, 1)[0] + begin, *lines, end + text.split(end, 1)[1]]))

@@ -22,13 +22,17 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from bench.peers import report
-from bench.peers.groups import DURABLE, SIZES
-from bench.peers.runs import FULL, QUICK, Pair, run
-from bench.peers.sides.kinds import KINDS, REVERB, STREAMS, default_way, servers
+from bench.peers import page, report
+from bench.peers.groups import DURABLE, SIZES, Size
+from bench.peers.runs import FULL, QUICK, Pair, Plan, Turn, run
+from bench.peers.sides.kinds import KINDS, REVERB, STREAMS, Kind, default_way, servers
 
 _RESULTS = Path(__file__).parents[1] / "results" / "peers.json"
+
+BUSY = 0.5
+"""Load of the machine before a run from which on it is warned of."""
 
 
 def _options() -> argparse.Namespace:
@@ -50,61 +54,91 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Session:
+    """One run of the command: what is measured, and lines of progress."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        plan = QUICK if options.quick else FULL
+        self.plan = replace(plan, runs=options.runs or plan.runs)
+        self.left_out = ""
+        self._options = options
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line with the seconds since the beginning."""
+        print(f"[{time.monotonic() - self._began:5.0f} s] {text}", flush=True)
+
+    def measure(self) -> dict[str, Any]:
+        """Measure all; the figures."""
+        options, plan, load = self._options, self.plan, os.getloadavg()[0]
+        self.say(f"{plan.runs} runs, durability {options.durability}, {os.cpu_count()} cores")
+        if load > BUSY:
+            self.say(f"the machine is busy (load {load:.1f}): no figure of this run is worth much")
+        sizes = [size for size in SIZES if size.name in (options.size or [size.name])]
+        with tempfile.TemporaryDirectory(prefix="bench-peers-") as name, ExitStack() as stack:
+            scratch = Path(name)
+            pairs = self._started(stack, scratch)
+            measured = {size: self._run(pairs, scratch, size, options.durability, plan) for size in sizes}
+            durable = {}
+            if not options.no_durable_line:
+                chosen = {kind: pairs[kind] for kind in (default_way(DURABLE), STREAMS) if kind in pairs}
+                durable = self._run(chosen, scratch, DURABLE, "host", replace(plan, singles=0))
+        return {
+            **report.results(measured, durable),
+            "runs": plan.runs,
+            "durability": options.durability,
+            "left_out": self.left_out,
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "load_before": round(load, 1),
+            "took_s": round(time.monotonic() - self._began),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+
+    def _started(self, stack: ExitStack, scratch: Path) -> dict[Kind, Pair]:
+        """Clients of every side; Reverb's are left out where there are none."""
+        kinds = [kind for kind in KINDS if kind.name in (self._options.side or [kind.name])]
+        pairs = {}
+        for kind in kinds:
+            python = self._options.reverb if kind is REVERB else Path(sys.executable)
+            if python is not None:
+                (folder := scratch / kind.folder).mkdir()
+                pairs[kind] = Pair(stack, kind, python, folder)
+        for kind in list(pairs):
+            try:
+                pairs[kind].wait()
+            except RuntimeError as error:
+                if kind is not REVERB:
+                    raise
+                del pairs[kind]
+                self.left_out = f"Reverb is left out: {error}"
+        if REVERB in kinds and self._options.reverb is None:
+            self.left_out = "Reverb is left out: no environment with dm-reverb was named (--reverb)"
+        if self.left_out:
+            self.say(self.left_out)
+        return pairs
+
+    def _run(
+        self, pairs: dict[Kind, Pair], scratch: Path, size: Size, durability: str, plan: Plan
+    ) -> dict[Kind, list[Turn]]:
+        (folder := scratch / size.name.replace(" ", "")).mkdir()
+        with servers(size, folder, durability, self._options.reverb if REVERB in pairs else None) as up:
+            return run(pairs, up, size, plan, self.say)
+
+
 def main() -> None:
     """Measure, print the table, write the results."""
     options = _options()
+    # Also where the shell that started this in the background has had SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    began = time.monotonic()
-    plan = QUICK if options.quick else FULL
-    plan = replace(plan, runs=options.runs or plan.runs)
-    sizes = [size for size in SIZES if size.name in (options.size or [size.name])]
-    kinds = [kind for kind in KINDS if kind.name in (options.side or [kind.name])]
-    left_out = ""
-    if REVERB in kinds and options.reverb is None:
-        kinds.remove(REVERB)
-        left_out = "Reverb is left out: no environment with dm-reverb was named (--reverb)"
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - began:5.0f} s] {text}", flush=True)
-
-    with tempfile.TemporaryDirectory(prefix="bench-peers-") as name, ExitStack() as stack:
-        scratch = Path(name)
-        say(f"{plan.runs} runs, {len(kinds)} sides, durability {options.durability}, {os.cpu_count()} cores")
-        if left_out:
-            say(left_out)
-        pairs = {}
-        for kind in kinds:
-            (folder := scratch / kind.folder).mkdir()
-            python = options.reverb if kind is REVERB else Path(sys.executable)
-            pairs[kind] = Pair(stack, kind, python, folder)
-        for pair in pairs.values():
-            pair.wait()
-        measured = {}
-        for size in sizes:
-            (folder := scratch / size.name.replace(" ", "")).mkdir()
-            with servers(size, folder, options.durability, options.reverb if REVERB in kinds else None) as up:
-                measured[size] = run(pairs, up, size, plan, say)
-        durable = {}
-        if not options.no_durable_line:
-            (folder := scratch / "durable").mkdir()
-            chosen = {kind: pairs[kind] for kind in (default_way(DURABLE), STREAMS) if kind in pairs}
-            with servers(DURABLE, folder, "host", None) as up:
-                durable = run(chosen, up, DURABLE, replace(plan, singles=0), say)
-    facts = {
-        "runs": plan.runs,
-        "durability": options.durability,
-        "left_out": left_out,
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "took_s": round(time.monotonic() - began),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    results = {**report.results(measured, durable), **facts}
+    results = Session(options).measure()
     print("\n".join(["", *report.told(results)]))
     out = options.out or (None if options.quick or options.size or options.side else _RESULTS)
     if out is not None:
         out.write_text(json.dumps(results, indent=2) + "\n")
-        print(f"\nwritten to {out}")
+        written = [out, *(page.write(results) if out == _RESULTS else [])]
+        print("\nwritten: " + ", ".join(map(os.path.relpath, written)))
 
 
 if __name__ == "__main__":
