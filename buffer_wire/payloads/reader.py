@@ -192,7 +192,7 @@ class AsyncPayloadReader:
         await self._way.close()
 
     async def _read(self, connection: RespConnection, split: list[Sequence[str]]) -> list[memoryview]:
-        def ask(portion: Sequence[str]) -> asyncio.Task[list[Buffer | None]]:
+        def ask(portion: Sequence[str]) -> asyncio.Task[object]:
             return asyncio.create_task(self._way.answered(connection, ("MGET", *portion), READ_TIMEOUT_S))
 
         bodies: list[memoryview] = []
@@ -201,6 +201,8 @@ class AsyncPayloadReader:
             for index, portion in enumerate(split):
                 came = await asked[0]
                 asked.popleft()
+                if not isinstance(came, list) or len(came) != len(portion):
+                    raise _Unreadable(f"MGET is answered {came!r:.200}")
                 # While one portion is received and checked the store makes the next one ready.
                 asked.extend(map(ask, split[index + 2 : index + 3]))
                 bodies += map(_checked_body, portion, came)
@@ -221,9 +223,11 @@ def _check_keys(run_id: str, keys: Sequence[str]) -> None:
             raise PayloadsUnreadable(f"{key!r:.200} is not the key of a payload of run {run_id}")
 
 
-def _checked_body(key: str, body: Buffer | None) -> memoryview:
+def _checked_body(key: str, body: object) -> memoryview:
     if body is None:
         raise _Unreadable(f"{key} is not there")
+    if not isinstance(body, Buffer):
+        raise _Unreadable(f"{key} is answered {body!r:.200}")
     if not is_of(key, body):
         differs = "fails its checksum" if len(body) == size_of(key) else f"has {len(body)} bytes"
         raise _Unreadable(f"{key} {differs}")

@@ -1,5 +1,6 @@
 """Groups that one client writes to a real store and another one reads from it."""
 
+import asyncio
 import os
 import signal
 import time
@@ -11,7 +12,7 @@ import redis
 
 from buffer_wire.layout import payload_pieces
 from buffer_wire.payloads.keys import group_checksum, payload_key
-from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadReader
+from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadReader, PayloadsUnreadable
 from buffer_wire.payloads.way import AsyncWay
 from buffer_wire.payloads.writer import PayloadWriter
 from buffer_wire.resp.errors import ConnectionLost
@@ -104,3 +105,41 @@ async def test_a_host_that_no_name_can_be_is_no_fault_of_the_client(store: Paylo
     assert writer.trouble == blocking.trouble
     await writer.close()
     blocking.close()
+
+
+@pytest.mark.parametrize("reply", ["*0", ":1", "*-1", "*1\r\n:5", "*1\r\n-ERR upstream failure", "*1\r\n$-1", "-ERR"])
+async def test_whatever_is_answered_in_place_of_a_payload_is_unreadable(
+    reply: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buffer_wire.payloads.reader.READ_TIMEOUT_S", 0.5)
+    over = asyncio.Semaphore(0)
+
+    async def answer(asked: asyncio.StreamReader, answered: asyncio.StreamWriter) -> None:
+        for line in ("+OK", reply):
+            await asked.read(1 << 16)
+            answered.write(f"{line}\r\n".encode())
+        await asked.read()
+        answered.close()
+        over.release()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    at = payloads_pb2.StoreAddress(host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+    given = payloads_pb2.PayloadAccess(addresses=[at], username="d", password="d", unpushed_ms=60_000, valid_ms=600_000)
+
+    async def ask(_trouble: str) -> payloads_pb2.PayloadAccess:
+        return given
+
+    reader, blocking = AsyncPayloadReader(RUN, "a trainer", ask), PayloadReader(RUN, "a trainer", lambda _: given)
+    key = payload_key(RUN, bytes(16), 1, 1_000)
+    assert await reader.open()
+    with pytest.raises(PayloadsUnreadable):
+        await reader.read([key])
+    assert not await reader.open()
+    assert await asyncio.to_thread(blocking.open)
+    with pytest.raises(PayloadsUnreadable):
+        await asyncio.to_thread(blocking.read, [key])
+    await reader.close()
+    blocking.close()
+    for _ in range(2):
+        await over.acquire()
+    server.close()
