@@ -40,14 +40,13 @@ class Housekeeping:
         """Sweep every run; returns how many things were done."""
         done = 0
         another_layout: LayoutChanged | None = None
-        named = await self._named_runs()
-        for run_id in named:
+        for run_id in await self._named_runs():
             try:
                 done += await self._sweep(run_id)
             except LayoutChanged as refusal:
                 # One run that a service of another version left here is no reason for leases of the others to stay.
                 another_layout = refusal
-        done += await self._users.expire(named)
+        done += await self._users.expire(self._named_runs)
         if another_layout is not None:
             raise another_layout
         return done

@@ -9,7 +9,7 @@ run is gone are deleted too.
 import hashlib
 import hmac
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import structlog
 
@@ -64,8 +64,8 @@ class PayloadUsers:
             raise UsersRefused(refusal.message) from refusal
         return StoreUser(name, password, (period + 2) * PERIOD_MS - now_ms)
 
-    async def expire(self, run_ids: Iterable[str]) -> int:
-        """Delete users whose time is over, or whose run is none of these; returns how many. Looks at most once in
+    async def expire(self, runs: Callable[[], Awaitable[Iterable[str]]]) -> int:
+        """Delete users whose time is over, or whose run is none of `runs()`; returns how many. Looks at most once in
         EXPIRE_S.
 
         Raises StoreUnavailable.
@@ -73,11 +73,13 @@ class PayloadUsers:
         if time.monotonic() < self._expire_at:
             return 0
         self._expire_at = time.monotonic() + EXPIRE_S
+        # In this order: a run or a period that begins meanwhile has no user among these.
+        made = await self._made()
+        living = set(await runs())
         seconds, _ = await self._connection.command("TIME")
         period = int(seconds) * 1_000 // PERIOD_MS
-        living = set(run_ids)
         return await self._delete(
-            name for name, run_id, of in await self._made() if run_id not in living or not period - 1 <= of <= period
+            name for name, run_id, of in made if run_id not in living or not period - 1 <= of <= period
         )
 
     async def forget(self, run_id: str) -> None:

@@ -126,11 +126,24 @@ async def test_users_of_the_last_period_stay_and_older_ones_are_cut_off(run: Run
     ]
     async with entered(server, former) as staying, entered(server, old) as leaving:
         await leaving.execute_command("GET", KEY)
-        assert await made.expire([RUN]) == 1
+        assert await made.expire(run.store.list_runs) == 1
         assert await users(run) == {present.name, former.name}
         await staying.execute_command("GET", KEY)
         with pytest.raises((Cut, AuthenticationError)):
             await leaving.execute_command("GET", KEY)
+
+
+async def test_the_user_of_a_run_that_is_created_meanwhile_stays(run: Run) -> None:
+    await run.create()
+    made, now_ms = PayloadUsers(run.store._connection), int(time.time() * 1_000)
+    given = [await made.make(RUN, Direction.READ, "secret", now_ms)]
+
+    async def named() -> list[str]:
+        given.append(await made.make("new", Direction.READ, "secret", now_ms))
+        return [RUN]
+
+    assert await made.expire(named) == 0
+    assert await users(run) == {user.name for user in given}
 
 
 async def test_a_deleted_runs_users_are_cut_off(run: Run, server: StoreServer) -> None:
@@ -153,7 +166,7 @@ async def test_housekeeping_leaves_users_of_others_alone(run: Run) -> None:
         await run.command("ACL", "SETUSER", name)
     try:
         await run.command("ACL", "SETUSER", "rb:0:gone:read:1")
-        assert await PayloadUsers(run.store._connection).expire([RUN]) == 1
+        assert await PayloadUsers(run.store._connection).expire(run.store.list_runs) == 1
         assert await users(run) >= set(others)
     finally:
         await run.command("ACL", "DELUSER", *others)
