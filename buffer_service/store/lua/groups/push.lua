@@ -183,7 +183,9 @@ local function accept(group, task, attempt, filter)
   state.leaseless = state.leaseless or attempt == 0 or nil
   local task_id, environment = group[P_TASK_ID], group[P_ENVIRONMENT]
   Accepted.add(ctx, group, task, attempt)
-  if task.state ~= 'new' then
+  if task.state == 'leased' then
+    Tasks.end_lease(ctx, task_id, task)
+  elseif task.state ~= 'new' then
     Tasks.unindex(ctx, task_id, task)
   end
   Ledger.move_task(ctx, task, 'completed')

@@ -148,15 +148,22 @@ function Tasks.promote_due(ctx, limit)
   end
 end
 
+-- Takes a leased task out of the indexes, together with others of this call.
+function Tasks.end_lease(ctx, task_id, task)
+  local member = Tasks.entry(task_id, task)
+  Run.keep_back(ctx, 'ZREM', Tasks.leases_of(task), member)
+  Run.keep_back(ctx, 'SREM', key('held:' .. task.worker), member)
+  if not task.evaluation then
+    ctx.topics.tasks = true
+  end
+end
+
 -- Takes an open task out of the indexes of its state.
 function Tasks.unindex(ctx, task_id, task)
   local member = Tasks.entry(task_id, task)
   if task.state == 'leased' then
-    call('ZREM', Tasks.leases_of(task), member)
-    call('SREM', key('held:' .. task.worker), member)
-    if not task.evaluation then
-      ctx.topics.tasks = true
-    end
+    Tasks.end_lease(ctx, task_id, task)
+    Run.write_kept_back(ctx)
   elseif task.evaluation then
     Evaluations.unqueue_task(task)
   else
