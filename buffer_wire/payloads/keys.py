@@ -57,11 +57,6 @@ def size_of(key: str) -> int:
     return int(key.rpartition(":")[2])
 
 
-def checksum_of(key: str) -> int:
-    """Checksum of the group that lies under the key."""
-    return int(key.rsplit(":", 2)[1], 16)
-
-
 def is_key_of(run_id: str, key: str) -> bool:
     """True when the key is that of a payload of the run, of at most MAX_GROUP_BYTES."""
     prefix = key_prefix(run_id)
@@ -84,10 +79,8 @@ def portions(payload_keys: Sequence[str], most_bytes: int = PORTION_BYTES) -> li
 
 def is_of(key: str, body: Buffer) -> bool:
     """True when the bytes are the group that the key names: they have its size and its checksum."""
-    if len(body) != size_of(key):
-        return False
     try:
         header, payload = split_group(memoryview(body))
     except MalformedMessage:
         return False
-    return group_checksum(header, payload_checksum(payload)) == checksum_of(key)
+    return key.endswith(f":{group_checksum(header, payload_checksum(payload)):016x}:{len(body)}")

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from buffer_wire.codec import split_group
-from buffer_wire.payloads.keys import checksum_of, group_checksum, key_prefix, payload_checksum, size_of
+from buffer_wire.payloads.keys import group_checksum, key_prefix, payload_checksum, size_of
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from tests.support.rpc import Rpc, RunRpc, connect, make_group, make_task
 from tests.support.service import running_service
@@ -38,7 +38,7 @@ def stored(store: StoreServer, run: RunRpc) -> dict[str, bytes]:
 def assert_says_what_it_is(key: str, body: bytes) -> None:
     header, payload = split_group(memoryview(body))
     assert size_of(key) == len(body)
-    assert checksum_of(key) == group_checksum(header, payload_checksum(payload))
+    assert key.endswith(f":{group_checksum(header, payload_checksum(payload)):016x}:{size_of(key)}")
 
 
 def test_a_relayed_group(rpc: Rpc, store: StoreServer) -> None:
