@@ -127,7 +127,7 @@ class PayloadReader:
             self._connect(access, asked_at)
 
     def _connect(self, access: StoreAccess, asked_at: float) -> None:
-        faults = []
+        faults, began = [], time.monotonic()
         for place in access.places:
             try:
                 connection = _connected(place, access)
@@ -137,7 +137,8 @@ class PayloadReader:
             self._use(access, connection, place)
             self._turns.taken(access, asked_at)
             return
-        self._turns.failed("; ".join(faults), lost=not self._turns.is_good)
+        tried_s = time.monotonic() - began
+        self._turns.failed("; ".join(faults), lost=not self._turns.is_good, tried_s=tried_s)
 
     def _leave(self, why: str) -> str:
         told = f"the store at {self._place}: {why}"

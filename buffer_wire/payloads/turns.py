@@ -17,6 +17,8 @@ from buffer_wire.payloads.access import MAX_WHY_CHARS, StoreAccess
 
 FIRST_RETRY_S = 0.25
 LONGEST_RETRY_S = 30.0
+PAUSE_PER_TRY = 30
+"""Times as long as a try took that its caller waited for, the next is put off: who pulls waits for few that fail."""
 RENEWED_AFTER = 2 / 3
 """Part of an access's time after which the next is asked for."""
 RECOVERED_AFTER_S = 1.0
@@ -67,10 +69,14 @@ class Turns:
         self.trouble = ""
         self._tell(access.relayed_because)
 
-    def failed(self, why: str, *, lost: bool) -> None:
-        """Note a fault, whose reason the next request carries. `lost`: what was in use is of no use any more."""
+    def failed(self, why: str, *, lost: bool, tried_s: float = 0.0) -> None:
+        """Note a fault, whose reason the next request carries. `lost`: what was in use is of no use any more.
+
+        `tried_s`: time for which a caller waited for a try to connect, in seconds.
+        """
         now = self._clock()
         wait_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(self._faults, 16))
+        wait_s = max(wait_s, PAUSE_PER_TRY * tried_s)
         self._faults += 1
         self._ask_at = now + wait_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads clients, no secret
         self.trouble = why[:MAX_WHY_CHARS]

@@ -1,4 +1,4 @@
-"""When a client asks for access to the store, by a clock of the test's."""
+"""Times at which a client asks for access to the store, by a clock of the test's."""
 
 import logging
 
@@ -71,6 +71,16 @@ def test_faults_in_a_row_are_further_and_further_apart_until_a_payload_passes(tu
     turns.passed()
     turns.failed("refused", lost=True)
     assert clock.until_due(turns) <= FIRST_RETRY_S + 0.02
+
+
+def test_a_caller_waits_for_few_tries_that_take_long(turns: Turns, clock: Clock) -> None:
+    began, tried_s = clock.now, 0.0
+    while clock.now < began + 600:
+        clock.until_due(turns)
+        clock.now += 2
+        tried_s += 2
+        turns.failed("no answer in time", lost=True, tried_s=2)
+    assert tried_s / (clock.now - began) < 0.08
 
 
 def test_a_fault_of_a_renewal_leaves_what_is_in_use(turns: Turns, clock: Clock) -> None:
