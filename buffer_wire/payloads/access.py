@@ -104,11 +104,6 @@ def _place(name: str, address: payloads_pb2.StoreAddress) -> Place:
             raise InvalidField(f"{name}.host", address.host, "empty where unix_path is set, and so port and tls")
         return Place(path, "", 0, tls=False)
     _text(f"{name}.host", address.host, MAX_HOST_CHARS)
-    try:
-        # Looking up what is no name at all raises more than an OSError.
-        address.host.encode("idna")
-    except UnicodeError as error:
-        raise InvalidField(f"{name}.host", address.host, f"a host's name or address ({error})") from None
     if not 1 <= address.port <= 65_535:
         raise InvalidField(f"{name}.port", address.port, "1 to 65535")
     return Place("", address.host, address.port, address.tls)

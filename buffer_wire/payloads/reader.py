@@ -131,7 +131,8 @@ class PayloadReader:
         for place in access.places:
             try:
                 connection = _connected(place, access)
-            except (OSError, ConnectionLost, OtherReply, ReplyError) as error:
+            except (OSError, ValueError, ConnectionLost, OtherReply, ReplyError) as error:
+                # ValueError: no name of a host.
                 faults.append(f"{place}: {error}")
                 continue
             self._use(access, connection, place)

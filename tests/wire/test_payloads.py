@@ -92,19 +92,16 @@ def test_a_reader_that_is_closed_leaves_the_store_also_where_a_child_has_inherit
 
 
 @pytest.mark.parametrize("host", ["store..svc", ".svc", 64 * "x"])
-async def test_a_host_that_no_name_can_be_is_no_fault_of_the_client(store: PayloadStore, host: str) -> None:
-    given = store.access("w", addresses=[payloads_pb2.StoreAddress(host=host, port=6_379, tls=True)])
-
-    async def ask(_trouble: str) -> payloads_pb2.PayloadAccess:
-        return given
-
-    blocking, writer = PayloadReader(RUN, "a trainer", lambda _: given), PayloadWriter(RUN, "a worker", ask)
-    assert not blocking.open()
-    assert await writer.write(HEADER.SerializeToString(), b"payload") is None
-    assert "addresses[0].host" in blocking.trouble
-    assert writer.trouble == blocking.trouble
-    await writer.close()
-    blocking.close()
+def test_a_trainer_tries_the_next_address_after_one_that_is_no_name(store: PayloadStore, host: str) -> None:
+    no_name = payloads_pb2.StoreAddress(host=host, port=6_379, tls=True)
+    there = payloads_pb2.StoreAddress(unix_path=str(store.socket))
+    reader = PayloadReader(RUN, "a trainer", lambda _: store.access("d", addresses=[no_name]))
+    assert not reader.open()
+    assert reader.trouble.startswith(host)
+    other = PayloadReader(RUN, "a trainer", lambda _: store.access("d", addresses=[no_name, there]))
+    assert other.open()
+    for each in (reader, other):
+        each.close()
 
 
 @pytest.mark.parametrize("reply", ["*0", ":1", "*-1", "*1\r\n:5", "*1\r\n-ERR upstream failure", "*1\r\n$-1", "-ERR"])
