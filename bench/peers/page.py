@@ -50,12 +50,11 @@ def _whole(report: Report) -> list[str]:
     flows = report["durable"]["groups_per_s"]
     told = "; ".join(f"{side} {flow:,.0f}" for side, flow in flows.items())
     lines += ["", f"With durability `host`, groups of 1.25 MiB a second: {told}."] if flows else []
-    direct = report["sizes"][SIZES[-1].name]["figures"].get(DIRECT.name, {})
-    if direct:
-        lines += [
-            "",
-            f"While 1.2 MB groups go directly the service has {direct['service_mb_over_idle']:.0f} MB more than idle.",
-        ]
+    size = report["sizes"][SIZES[-1].name]
+    if direct := size["figures"].get(DIRECT.name):
+        rate = size["sides"][DIRECT.name]["groups_per_s"] * size["group_bytes"] / 1e9
+        more = f"the service has {direct['service_mb_over_idle']:.0f} MB more than idle"
+        lines += ["", f"While {rate:.1f} GB/s of {SIZES[-1].name} groups go directly {more}."]
     return [*lines, "", _where(report)]
 
 
