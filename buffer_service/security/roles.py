@@ -76,6 +76,7 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
         "GetReadAccess": _TRAINER,
     },
     "BatchService": {
+        # It may commit and checkpoint too, so its roles are those of the two.
         "PullBatch": _rule(Role.TRAINER, run_at=RunAt.BYTES),
         "Commit": _TRAINER,
         "Checkpoint": _TRAINER,

@@ -27,7 +27,9 @@ def pull(request: pb.PullBatchRequest) -> ops.Pull:
     )
 
 
-def to_batch_info(batch: ops.Batch, waited_ms: int) -> pb.BatchInfo:
+def to_batch_info(
+    batch: ops.Batch, waited_ms: int, committed_steps: int = 0, checkpointed_steps: int = 0
+) -> pb.BatchInfo:
     """The facts of a step, up to this micro-batch, that open a pull stream."""
     mean_milli = batch.staleness_sum * 1000 // batch.total_groups if batch.total_groups else 0
     return message_of(
@@ -37,6 +39,8 @@ def to_batch_info(batch: ops.Batch, waited_ms: int) -> pb.BatchInfo:
         staleness_mean_milli=mean_milli,
         waited_ms=waited_ms,
         queued_groups=batch.queued,
+        committed_steps=committed_steps,
+        checkpointed_steps=checkpointed_steps,
     )
 
 

@@ -6,6 +6,8 @@ is then simply repeated. After it the batch's facts are on their way, so the cli
 
 Large groups of a client that reads from the store itself are sent as their keys. They are not read here, take no room,
 and stand in the stream where they stand in the step.
+
+A commit and a checkpoint that come with the pull are done first, one after the other: what is refused ends the call.
 """
 
 import asyncio
@@ -62,19 +64,34 @@ class PullStream:
 
     async def run(self, request: pb.PullBatchRequest, run_id: str, pull: ops.Pull, context: RawContext) -> None:
         """Raises BatchNotReady when the wait passes, and what the store raises."""
+        seen = fields.run_ref(request.run)[1]
+        progress = await self._progress(run_id, request, seen)
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = started + request.wait_ms / 1000
         reported: set[str] = set()
         while True:
-            batch = await self._assembled(run_id, pull, fields.run_ref(request.run)[1], deadline - loop.time())
+            batch = await self._assembled(run_id, pull, seen, deadline - loop.time())
             if reported.intersection(group.payload_key for group in batch.shard):
                 raise StoreFault(
                     f"groups of step {batch.step} are gone from the store, and it is trained: it cannot be pulled as "
                     "it was; resume at it to have them settled as lost"
                 )
-            if await self._send(run_id, request, batch, int((loop.time() - started) * 1000), context, reported):
+            info = convert.to_batch_info(batch, int((loop.time() - started) * 1000), *progress)
+            if await self._send(run_id, request, batch, info, context, reported):
                 return
+
+    async def _progress(self, run_id: str, request: pb.PullBatchRequest, seen: Revision) -> tuple[int, int]:
+        """Commit and checkpoint what the request names; the replies' numbers of steps, 0 for what it does not name."""
+        committed = checkpointed = 0
+        if request.HasField("commit_through_step"):
+            through = request.commit_through_step
+            _, committed = await self._store.call(commands.commit(run_id, request.term, through, seen_revision=seen))
+        if request.HasField("checkpoint_through_step"):
+            through = request.checkpoint_through_step
+            checkpoint = commands.checkpoint(run_id, request.term, through, seen_revision=seen)
+            _, checkpointed = await self._store.call(checkpoint)
+        return committed, checkpointed
 
     async def _assembled(self, run_id: str, pull: ops.Pull, seen: Revision, wait_s: float) -> ops.Batch:
         with self._metrics.pulling(run_id) as wait:
@@ -106,7 +123,7 @@ class PullStream:
         run_id: str,
         request: pb.PullBatchRequest,
         batch: ops.Batch,
-        waited_ms: int,
+        info: pb.BatchInfo,
         context: RawContext,
         reported: set[str],
     ) -> bool:
@@ -123,7 +140,7 @@ class PullStream:
                     raise NotReady(f"groups of step {batch.step} are gone from the store; pull the step again")
                 # Each is let go as soon as it is in a message.
                 bodies.clear()
-                facts = b"" if opened else _facts(batch, waited_ms)
+                facts = b"" if opened else _facts(batch.revision, info)
                 opened = True
                 reads.ahead()
                 self._metrics.direct("PullBatch", sum(size_of(one.payload_key) for one in found if one.payload_key))
@@ -174,7 +191,7 @@ def _of_micro_batch(policy: RunPolicy, pull: ops.Pull, short: ops.Short) -> str:
 
 
 _BY_KEY: Final = memoryview(b"")
-"""In place of the body of a group that goes as its key."""
+"""Stand-in for the body of a group that goes as its key."""
 
 _Read: TypeAlias = "tuple[list[ops.ShardGroup], Share, asyncio.Future[Sequence[ops.Buffer | None]]]"
 
@@ -252,8 +269,7 @@ class _Reads:
         return groups, _COPIES * size
 
 
-def _facts(batch: ops.Batch, waited_ms: int) -> bytes:
-    info, revision = convert.to_batch_info(batch, waited_ms), batch.revision
+def _facts(revision: Revision, info: pb.BatchInfo) -> bytes:
     return pb.PullBatchResponse(revision=revision, revision_proof=revision.proof, batch=info).SerializeToString()
 
 

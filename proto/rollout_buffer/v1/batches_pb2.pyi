@@ -70,6 +70,8 @@ class PullBatchRequest(google.protobuf.message.Message):
     MICRO_BATCH_FIELD_NUMBER: builtins.int
     BATCH_GROUPS_FIELD_NUMBER: builtins.int
     DIRECT_FIELD_NUMBER: builtins.int
+    COMMIT_THROUGH_STEP_FIELD_NUMBER: builtins.int
+    CHECKPOINT_THROUGH_STEP_FIELD_NUMBER: builtins.int
     term: builtins.int
     """The trainer's term; an older one is refused with `stale_term`."""
     step: builtins.int
@@ -99,6 +101,14 @@ class PullBatchRequest(google.protobuf.message.Message):
     """The caller reads from the store itself: groups of at least PayloadAccess.direct_from_bytes come as keys. What it has
     read and is not what its key says it pulls again without: what the service relays it checks, and settles as lost.
     """
+    commit_through_step: builtins.int
+    """Commits through this step before the pull waits, as Commit of the same term does, with its errors: if it is refused,
+    nothing more is done. Unset: commits nothing. Say it again with every repeat, until BatchInfo.committed_steps came.
+    """
+    checkpoint_through_step: builtins.int
+    """Checkpoints through this step after that commit and before the pull waits, as Checkpoint does, with its errors.
+    Unset: frees nothing. Say it again with every repeat, until BatchInfo.checkpointed_steps came.
+    """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -116,11 +126,17 @@ class PullBatchRequest(google.protobuf.message.Message):
         micro_batch: builtins.int = ...,
         batch_groups: builtins.int | None = ...,
         direct: builtins.bool = ...,
+        commit_through_step: builtins.int | None = ...,
+        checkpoint_through_step: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "run", b"run", "train_version", b"train_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "direct", b"direct", "micro_batch", b"micro_batch", "rank", b"rank", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_checkpoint_through_step", b"_checkpoint_through_step", "_commit_through_step", b"_commit_through_step", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "checkpoint_through_step", b"checkpoint_through_step", "commit_through_step", b"commit_through_step", "run", b"run", "train_version", b"train_version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_checkpoint_through_step", b"_checkpoint_through_step", "_commit_through_step", b"_commit_through_step", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "checkpoint_through_step", b"checkpoint_through_step", "commit_through_step", b"commit_through_step", "direct", b"direct", "micro_batch", b"micro_batch", "rank", b"rank", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_checkpoint_through_step", b"_checkpoint_through_step"]) -> typing.Literal["checkpoint_through_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_commit_through_step", b"_commit_through_step"]) -> typing.Literal["commit_through_step"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_train_version", b"_train_version"]) -> typing.Literal["train_version"] | None: ...
 
@@ -147,6 +163,8 @@ class BatchInfo(google.protobuf.message.Message):
     QUEUED_GROUPS_FIELD_NUMBER: builtins.int
     MICRO_BATCH_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
+    COMMITTED_STEPS_FIELD_NUMBER: builtins.int
+    CHECKPOINTED_STEPS_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step, from 0."""
     train_version: builtins.int
@@ -179,6 +197,12 @@ class BatchInfo(google.protobuf.message.Message):
     """The micro-batch, from 0."""
     final: builtins.bool
     """True for the step's last micro-batch; always for whole batches."""
+    committed_steps: builtins.int
+    """What Commit would have replied, where the request committed; else 0. A service that knows no such requests says 0
+    as well and has committed nothing: then call Commit.
+    """
+    checkpointed_steps: builtins.int
+    """What Checkpoint would have replied, where the request checkpointed; else 0, as above."""
     def __init__(
         self,
         *,
@@ -197,8 +221,10 @@ class BatchInfo(google.protobuf.message.Message):
         queued_groups: builtins.int = ...,
         micro_batch: builtins.int = ...,
         final: builtins.bool = ...,
+        committed_steps: builtins.int = ...,
+        checkpointed_steps: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["final", b"final", "micro_batch", b"micro_batch", "queued_groups", b"queued_groups", "replayed", b"replayed", "shard_groups", b"shard_groups", "shard_tokens", b"shard_tokens", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "total_groups", b"total_groups", "total_loss_tokens", b"total_loss_tokens", "total_samples", b"total_samples", "total_tokens", b"total_tokens", "train_version", b"train_version", "waited_ms", b"waited_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "final", b"final", "micro_batch", b"micro_batch", "queued_groups", b"queued_groups", "replayed", b"replayed", "shard_groups", b"shard_groups", "shard_tokens", b"shard_tokens", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "total_groups", b"total_groups", "total_loss_tokens", b"total_loss_tokens", "total_samples", b"total_samples", "total_tokens", b"total_tokens", "train_version", b"train_version", "waited_ms", b"waited_ms"]) -> None: ...
 
 Global___BatchInfo: typing_extensions.TypeAlias = BatchInfo
 
