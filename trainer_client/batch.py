@@ -58,6 +58,10 @@ class BatchInfo:
     """Number of the micro-batch, from 0; the last one where several were gathered into a whole batch."""
     final: bool = True
     """True for the step's last micro-batch, and for whole batches."""
+    committed_steps: int = 0
+    """Number of steps committed, as the service said to a pull that committed; else 0."""
+    checkpointed_steps: int = 0
+    """Number of steps whose replay data is freed, as the service said to a pull that checkpointed; else 0."""
 
 
 @dataclass(frozen=True, slots=True)

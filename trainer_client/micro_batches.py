@@ -63,6 +63,8 @@ def _joined(micro_batches: Sequence["Batch"]) -> "Batch":
         shard_tokens=sum(info.shard_tokens for info in infos),
         replayed=all(info.replayed for info in infos),
         waited_s=sum(info.waited_s for info in infos),
+        committed_steps=infos[0].committed_steps,
+        checkpointed_steps=infos[0].checkpointed_steps,
     )
     groups = tuple(group for batch in micro_batches for group in batch.groups)
     return replace(

@@ -12,11 +12,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
+import grpc
 from google.protobuf.message import Message
 
 from buffer_wire.connection.channels import Connector
-from buffer_wire.connection.retry import Retry
-from buffer_wire.errors import RolloutBufferError
+from buffer_wire.connection.retry import Retry, rpc_error
+from buffer_wire.errors import BatchNotReady, RolloutBufferError
 from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadsUnreadable
 from buffer_wire.revisions import Revisions
 from trainer_client.batch import Batch
@@ -160,6 +161,8 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         train_version: int | None = None,
         micro_batch: int | None = None,
         batch_groups: int | None = None,
+        commit_through: int | None = None,
+        checkpoint_through: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> Batch:
@@ -172,6 +175,8 @@ class AsyncBufferClient(AsyncEvaluationCalls):
             train_version=train_version,
             micro_batch=micro_batch or 0,
             batch_groups=batch_groups,
+            commit_through=commit_through,
+            checkpoint_through=checkpoint_through,
         )
         loop = self.pull_loop(run_id)
         deadline = Deadline.after(timeout_s)
@@ -192,8 +197,19 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         return PullLoop(self.target, self.tokens, partial(self.revisions.met, run_id))
 
     async def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> Batch:
-        """Try a pull once, for that loop. Raises gRPC's own errors too."""
+        """Try a pull once, for that loop."""
         self._holder.check()
+        try:
+            batch = await self._pulled(run_id, spec, within)
+        except BatchNotReady:
+            for call in spec.left_undone(run_id):
+                await self._call(call)
+            raise
+        for call in spec.left_undone(run_id, batch.info):
+            await self._call(call)
+        return batch
+
+    async def _pulled(self, run_id: str, spec: PullSpec, within: Deadline) -> Batch:
         reader = self._reader(run_id, spec.rank) if self.options.direct_payloads else None
         if reader is not None and await reader.open():
             assembly = await self._streamed(run_id, spec, within, direct=True)
@@ -219,6 +235,8 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         try:
             async for message in stream:
                 assembly.add(message)
+        except grpc.RpcError as raised:
+            raise rpc_error(raised) from raised
         finally:
             stream.cancel()
         return assembly

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from buffer_wire.connection.access import TokenSource
 from buffer_wire.connection.retry import Retry, rpc_error
-from buffer_wire.errors import RolloutBufferError
+from buffer_wire.errors import BatchNotReady, RolloutBufferError
 from buffer_wire.revisions import Revisions
 from trainer_client.client import engines, requests
 from trainer_client.client.call import Call, documented, note, serialize
@@ -173,6 +173,8 @@ class ServiceClient(EvaluationCalls):
         train_version: int | None = None,
         micro_batch: int | None = None,
         batch_groups: int | None = None,
+        commit_through: int | None = None,
+        checkpoint_through: int | None = None,
         timeout_s: float = 600.0,
         on_wait: OnWait | None = None,
     ) -> "Batch":
@@ -183,6 +185,9 @@ class ServiceClient(EvaluationCalls):
         one; None: the published one. `micro_batch`: None gathers the whole step; a number pulls that micro-batch of a
         run that streams, any that has closed or the next. `batch_groups`: N of this step, equal for every rank; None:
         the policy's.
+
+        `commit_through` and `checkpoint_through`: steps through which the same call first commits and then checkpoints,
+        as `commit` and `checkpoint` do, with their errors. After an error they may be undone; say them again.
 
         Raises BatchNotReady after `timeout_s`, naming the shortage and on whom the step waits, ServiceUnreachable after
         as long; StaleTerm, StepAhead, ReplayGap, WorldSizeMismatch, RunPaused, FailureBudgetExceeded.
@@ -195,6 +200,8 @@ class ServiceClient(EvaluationCalls):
             train_version=train_version,
             micro_batch=micro_batch or 0,
             batch_groups=batch_groups,
+            commit_through=commit_through,
+            checkpoint_through=checkpoint_through,
         )
         loop = self.pull_loop(run_id)
         deadline = Deadline.after(timeout_s)
@@ -215,7 +222,20 @@ class ServiceClient(EvaluationCalls):
         return PullLoop(self.target, self.tokens, partial(self.revisions.met, run_id))
 
     def try_pull(self, run_id: str, spec: PullSpec, within: Deadline) -> "Batch":
-        """Try a pull once, for that loop. The service relays payloads that cannot be read, or settles them as lost."""
+        """Try a pull once, for that loop. What an older service left undone is asked of it by calls of their own."""
+        try:
+            batch = self._pulled(run_id, spec, within)
+        except BatchNotReady:
+            # The batch may depend on it: what is not committed takes room.
+            for call in spec.left_undone(run_id):
+                self._call(call)
+            raise
+        for call in spec.left_undone(run_id, batch.info):
+            self._call(call)
+        return batch
+
+    def _pulled(self, run_id: str, spec: PullSpec, within: Deadline) -> "Batch":
+        """Pull once. The service relays payloads that cannot be read, or settles them as lost."""
         with CALLS.under_way():
             from buffer_wire.payloads.reader import PayloadsUnreadable
 

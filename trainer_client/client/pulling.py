@@ -5,15 +5,20 @@ a try for at most `PULL_SLICE_S`, so that a caller hears at least that often on 
 """
 
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
-from typing import TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from buffer_wire.connection.retry import Backoff, Mend, Retry, Tokens
 from buffer_wire.errors import BatchNotReady, RolloutBufferError
 from rollout_buffer.v1 import batches_pb2, common_pb2
+from trainer_client.client import requests
+from trainer_client.client.call import Call
 from trainer_client.client.driver import Deadline, worth_repeating
 from trainer_client.micro_batches import PullKey
+
+if TYPE_CHECKING:
+    from trainer_client.batch import BatchInfo
 
 T = TypeVar("T")
 
@@ -45,17 +50,46 @@ class PullSpec:
     """Number of the micro-batch, from 0: any that has closed, or the next."""
     batch_groups: int | None = None
     """Number of groups N of this step; None: the policy's. The pull that closes the first micro-batch decides."""
+    commit_through: int | None = None
+    """Step through which the pull commits first, as `commit` does; None: it commits nothing."""
+    checkpoint_through: int | None = None
+    """Step through which it checkpoints then, as `checkpoint` does; None: it frees nothing."""
 
     def following(self) -> "PullSpec":
         """Return the spec of the step's next micro-batch."""
-        return replace(self, micro_batch=self.micro_batch + 1, train_version=None, batch_groups=None)
+        return PullSpec(
+            term=self.term,
+            step=self.step,
+            rank=self.rank,
+            world_size=self.world_size,
+            micro_batch=self.micro_batch + 1,
+        )
+
+    def left_undone(self, run_id: str, info: "BatchInfo | None" = None) -> Iterator[Call[Any, int]]:
+        """Make the calls that commit and checkpoint what a pull did not: the service does not know that pulls can.
+
+        `info`: facts of the pulled batch; None: the pull was answered without any.
+        """
+        done = (0, 0) if info is None else (info.committed_steps, info.checkpointed_steps)
+        if self.commit_through is not None and done[0] <= self.commit_through:
+            yield requests.commit(run_id, term=self.term, through_step=self.commit_through)
+        if self.checkpoint_through is not None and done[1] <= self.checkpoint_through:
+            yield requests.checkpoint(run_id, term=self.term, through_step=self.checkpoint_through)
 
     def __str__(self) -> str:
         return str(PullKey(self.step, self.micro_batch))
 
     def to_wire(self, ref: common_pb2.RunRef, wait_s: float, *, direct: bool = False) -> batches_pb2.PullBatchRequest:
         """Build the request of one attempt that waits up to `wait_s` at the service; `direct`: large groups as keys."""
-        return batches_pb2.PullBatchRequest(run=ref, wait_ms=round(wait_s * 1000), direct=direct, **asdict(self))
+        fields = asdict(self)
+        return batches_pb2.PullBatchRequest(
+            run=ref,
+            wait_ms=round(wait_s * 1000),
+            direct=direct,
+            commit_through_step=fields.pop("commit_through"),
+            checkpoint_through_step=fields.pop("checkpoint_through"),
+            **fields,
+        )
 
 
 def _pause(error: RolloutBufferError) -> float | None:
