@@ -18,7 +18,7 @@ _ENDING_S = 2.0
 """A candidate that ends so soon after a call that got no answer need not ask again."""
 
 _OF_A_TERM = ("SubmitTasks", "PullBatch", "Commit", "Checkpoint", "Publish", "PlanCollective", "SubmitEvaluation")
-_PULL_MAY_DIFFER = ("train_version", "wait_ms", "direct")
+_PULL_MAY_DIFFER = ("train_version", "wait_ms", "direct", "commit_through_step", "checkpoint_through_step")
 
 
 @dataclass(slots=True)
@@ -146,19 +146,30 @@ def _received(term: Term, before_s: float) -> int:
 
 
 def _commits(call: Exchange) -> int | None:
+    """Step through which a call commits; None for a call that does not."""
     request = call.request
     if call.method == "Commit":
         return int(request.through_step)
-    return int(request.commit_through_step) if request.HasField("commit_through_step") else None
+    said = call.method != "Checkpoint" and request.HasField("commit_through_step")
+    return int(request.commit_through_step) if said else None
+
+
+def _checkpoints(call: Exchange) -> int | None:
+    """Step through which a call checkpoints; None for a call that does not."""
+    request = call.request
+    if call.method == "Checkpoint":
+        return int(request.through_step)
+    said = call.method == "PullBatch" and request.HasField("checkpoint_through_step")
+    return int(request.checkpoint_through_step) if said else None
 
 
 @rule("T4", "Versions rise, and only what was received is committed.", "Numbering")
 def _commits_what_it_has(record: Record, finding: Finding) -> None:
     for term in _begun(record):
         newest = (term.start.version, b"")
-        for call in term.of("Commit", "Publish"):
-            through, steps = _commits(call), _received(term, call.began_s)
-            if through is not None:
+        for call in term.of("Commit", "Publish", "PullBatch"):
+            if (through := _commits(call)) is not None:
+                steps = _received(term, call.began_s)
                 finding.expect(
                     through < steps, f"{call} commits through step {through}; received were the steps below {steps}"
                 )
@@ -176,15 +187,18 @@ def _commits_what_it_has(record: Record, finding: Finding) -> None:
 def _checkpoints_what_is_committed(record: Record, finding: Finding) -> None:
     for term in _begun(record):
         committed = term.start.next_step
-        for call in term.of("Commit", "Publish", "Checkpoint"):
-            if call.method == "Checkpoint":
-                through = call.request.through_step
+        for call in term.of("Commit", "Publish", "Checkpoint", "PullBatch"):
+            through, commits = _checkpoints(call), _commits(call)
+            if through is not None:
+                # A pull commits before it checkpoints.
+                steps = committed if commits is None else max(committed, commits + 1)
                 finding.expect(
-                    through < committed,
-                    f"{call} checkpoints through step {through}; committed were the steps below {committed}",
+                    through < steps,
+                    f"{call} checkpoints through step {through}; committed were the steps below {steps}",
                 )
-            elif call.reply is not None:
-                committed = max(committed, call.reply.committed_steps)
+            if call.method != "Checkpoint" and call.reply is not None:
+                reply = call.reply.batch if call.method == "PullBatch" else call.reply
+                committed = max(committed, reply.committed_steps)
 
 
 @rule("T6", "A trainer that is told stale_term ends, and does not resume.", "Commit, checkpoint, resume")
@@ -236,22 +250,18 @@ def _resumes_again(record: Record, finding: Finding) -> None:
 @rule("T10", "A commit or checkpoint that got no answer is said again.", "Commit, checkpoint, resume")
 def _commits_again(record: Record, finding: Finding) -> None:
     """A commit of a later step says what the unanswered one said."""
-    calls = list(record.of("Commit", "Checkpoint", "Publish"))
+    calls = list(record.of("Commit", "Checkpoint", "Publish", "PullBatch"))
     for call in calls:
         if call.method == "Publish" or not call.unanswered or _is_last(record, call):
             continue
-        kinds = ("Checkpoint",) if call.method == "Checkpoint" else ("Commit", "Publish")
-        later = [
-            other
-            for other in calls
-            if other.method in kinds and other.began_s > call.began_s and other.request.term == call.request.term
-        ]
-        through = call.request.through_step
-        said = [other.request.through_step if other.method == "Checkpoint" else _commits(other) for other in later]
-        finding.expect(
-            any(step is not None and step >= through for step in said),
-            f"{call} got no answer ({call.fault or call.status}) and was not asked again",
-        )
+        later = [other for other in calls if other.began_s > call.began_s and other.request.term == call.request.term]
+        for said_by in (_commits, _checkpoints):
+            if (through := said_by(call)) is not None:
+                said = [step for other in later if (step := said_by(other)) is not None]
+                finding.expect(
+                    any(step >= through for step in said),
+                    f"{call} got no answer ({call.fault or call.status}) and was not asked again",
+                )
 
 
 def _is_last(record: Record, call: Exchange) -> bool:

@@ -95,6 +95,16 @@ def checkpoints_ahead(record: Record) -> None:
     change(call, through_step=call.request.through_step + 5)
 
 
+def commits_ahead_in_a_pull(record: Record) -> None:
+    call = calls(record, "PullBatch", answered)[0]
+    change(call, commit_through_step=call.request.step)
+
+
+def checkpoints_ahead_in_a_pull(record: Record) -> None:
+    call = calls(record, "PullBatch", answered)[0]
+    change(call, checkpoint_through_step=call.request.step)
+
+
 def does_not_end(record: Record) -> None:
     record.marks = [mark for mark in record.marks if mark.kind != "exit"]
 
@@ -143,6 +153,13 @@ def does_not_checkpoint_again(record: Record) -> None:
     without(record, lambda call: call.method == "Checkpoint" and call.began_s > lost.began_s)
 
 
+def does_not_repeat_a_pulls_checkpoint(record: Record) -> None:
+    pull = calls(record, "PullBatch", lambda call: call.unanswered)[-1]
+    newest = calls(record, "Checkpoint", lambda call: answered(call) and call.began_s < pull.began_s)[-1]
+    change(pull, checkpoint_through_step=newest.request.through_step)
+    without(record, lambda call: call.method == "Checkpoint" and call.began_s > pull.began_s)
+
+
 def is_refused(record: Record) -> None:
     call = calls(record, "Checkpoint", answered)[0]
     again = after(record, call.replied_s + 0.001, call)
@@ -170,7 +187,9 @@ DEFECTS = (
     ("T3", pulls_another_size_again),
     ("T4", commits_ahead),
     ("T4", publishes_an_older_version),
+    ("T4", commits_ahead_in_a_pull),
     ("T5", checkpoints_ahead),
+    ("T5", checkpoints_ahead_in_a_pull),
     ("T6", does_not_end),
     ("T6", resumes_after_stale_term),
     ("T7", forgets_the_revision),
@@ -178,6 +197,7 @@ DEFECTS = (
     ("T8", does_not_publish_again),
     ("T9", resumes_anew),
     ("T10", does_not_checkpoint_again),
+    ("T10", does_not_repeat_a_pulls_checkpoint),
     ("T11", is_refused),
     ("T12", gets_stuck),
     ("T13", tries_in_a_hurry),
