@@ -110,9 +110,17 @@ class Consumer:
         self._bytes = self._direct_bytes = 0
 
     def pull(self, count: int) -> Sequence[Columns]:
-        """Finish the step before and pull the next, of so many groups."""
-        self._finish()
-        batch = self._client.pull(self._run_id, term=self._term, step=self._step, batch_groups=count, timeout_s=60.0)
+        """Finish the step before and pull the next, of so many groups, in one call."""
+        done = self._step - 1 if self._step else None
+        batch = self._client.pull(
+            self._run_id,
+            term=self._term,
+            step=self._step,
+            batch_groups=count,
+            commit_through=done,
+            checkpoint_through=done,
+            timeout_s=60.0,
+        )
         self._step += 1
         for group in batch.groups:
             self._bytes += len(group.payload)
