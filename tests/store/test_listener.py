@@ -142,3 +142,14 @@ async def test_with_tls_clients_know_the_store_by_its_own_certificate_also_when_
         assert await ask(place, renewed, ("GET", "rb:p:r:1")) is None
         with pytest.raises(ssl.SSLCertVerificationError):
             await connected(place, await access_of(embedded, Authority(tmp_path, "another").cert.read_bytes()))
+
+
+@pytest.mark.skipif(TLS_BINARY is None, reason="there is no redis-server with TLS")
+async def test_files_are_named_as_the_service_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = Authority(tmp_path).issue("store")
+    monkeypatch.chdir(tmp_path)
+    listener = Listener("127.0.0.1", free_port(), Path(issued.cert.name), Path(issued.key.name))
+    async with listening(tmp_path, listener, TLS_BINARY) as embedded:
+        await embedded.read_certificate()
+        access = await access_of(embedded, issued.cert.read_bytes())
+        assert await ask(access.places[0], access, ("GET", "rb:p:r:1")) is None

@@ -31,7 +31,10 @@ class Listener:
     @property
     def certificate(self) -> tuple[str, ...]:
         """Settings of certificate and key, names and values by turns; the server reads the files when they are set."""
-        return ("tls-cert-file", str(self.cert), "tls-key-file", str(self.key)) if self.cert is not None else ()
+        if self.cert is None or self.key is None:
+            return ()
+        # The server runs in the folder of its data. A link is not followed here: renewals change where it leads.
+        return ("tls-cert-file", str(self.cert.absolute()), "tls-key-file", str(self.key.absolute()))
 
     def is_why(self, log: str) -> bool:
         """True when the log of a server that ended says that it was built without TLS.
