@@ -183,12 +183,12 @@ class Settings(BaseSettings):
         listen = Address.parse(self.payload_listen) if self.payload_listen else None
         if listen is not None and self.store:
             raise ValueError("payload_listen is for the embedded store; one of its own has its own address")
-        if listen is not None and listen.port == 0:
-            raise ValueError("payload_listen needs a port from 1 to 65535, which clients are told")
         if listen is not None and listen.is_wildcard and not self.payload_address:
             raise ValueError(f"payload_listen {listen} names no host; set payload_address to what clients connect to")
         if self.payload_address and listen is None and not self.store:
             raise ValueError("payload_address is for a store that listens; set payload_listen too")
+        for name in ("payload_listen", "payload_address"):
+            _check_told(name, getattr(self, name))
         users = self.payload_writer, self.payload_reader
         if any(users) and not (self.store and all(user.partition(":")[2] for user in users)):
             raise ValueError("payload_writer and payload_reader are user:password of an external store: set both")
@@ -204,6 +204,22 @@ class Settings(BaseSettings):
         for name in ("payload_writer", "payload_reader"):
             values[name] = re.sub(r":.*", ":***", str(values[name]), flags=re.DOTALL)
         return values
+
+
+def _check_told(name: str, text: str) -> None:
+    """Refuse an address to which no client that is told it could connect."""
+    if not text:
+        return
+    address = Address.parse(text)
+    if address.port == 0:
+        raise ValueError(f"{name} needs a port from 1 to 65535, which clients are told")
+    try:
+        # As clients do before they look it up.
+        named = address.host.encode("idna")
+    except UnicodeError:
+        named = b""
+    if not named:
+        raise ValueError(f"{name} {text} names no host: a part between its dots is empty, or over 63 characters")
 
 
 def redact_url(url: str) -> str:
