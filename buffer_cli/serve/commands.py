@@ -45,7 +45,9 @@ _DIRECT = (
     "as the service; --direct-payloads: over plain text too."
 )
 _DIRECT_FROM = "Size of a group from which on it goes directly, in bytes."
-_PAYLOAD_LISTEN = "host:port of the embedded store for clients on other hosts. Default: its unix socket alone."
+_PAYLOAD_LISTEN = (
+    "host:port of the embedded store for clients on other hosts; port 0 is refused. Default: its unix socket alone."
+)
 _PAYLOAD_ADDRESS = "host:port of the store that clients are told. Default: --payload-listen, or that of --store."
 _PAYLOADS = "Payloads without a way through the service"
 _GRACE = "Seconds that RPCs in progress may go on after SIGTERM."
