@@ -131,8 +131,8 @@ class Settings(BaseSettings):
     recent_bytes: int = Field(default=128 * MIB, ge=0, le=1 << 40)
     """Bytes of just pushed payloads that one process keeps for pulls, which then need not read the store; 0: none."""
     direct_payloads: bool | None = None
-    """Whether clients may write payloads to the store and read them there by themselves. Unset: where the store is as
-    safe to reach as the service; true: over plain text too; false: never."""
+    """Permission for clients to write payloads to the store and read them there by themselves. Unset: where the store
+    is as safe to reach as the service; true: over plain text too; false: never."""
     direct_from_bytes: int = Field(default=64 << 10, ge=0, le=1 << 30)
     """Size in bytes of a group from which on it goes directly; smaller ones are relayed in bundles."""
     payload_listen: OptionalAddressText = ""
