@@ -56,6 +56,8 @@ def configure(level: str, log_format: str) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
+    # It says on its own account which way a client's payloads go.
+    logging.getLogger("buffer_wire").setLevel(number)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_to_be_told)
 
 

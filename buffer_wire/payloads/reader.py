@@ -115,7 +115,7 @@ class PayloadReader:
         try:
             access = StoreAccess.checked(self._ask(self._turns.trouble))
         except (RolloutBufferError, OSError) as error:
-            self._turns.failed(f"no access: {error}", lost=not self._turns.is_good)
+            self._turns.not_answered(error, lost=not self._turns.is_good)
             return
         if access.relayed_because:
             self._use(None, None, None)

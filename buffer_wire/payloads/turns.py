@@ -5,7 +5,7 @@
         └── after a back-off, with the trouble ◄─────────────┘
 
 Does no I/O. Invariants: after a fault nobody asks before the back-off is over, and each fault in a row doubles it
-until a payload has passed. A change of the way is logged once, not with every payload.
+until a payload has passed. Every reason to relay is logged once until another one follows, or a payload has passed.
 """
 
 import logging
@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 
+from buffer_wire.errors import RolloutBufferError
 from buffer_wire.payloads.access import MAX_WHY_CHARS, StoreAccess
 
 FIRST_RETRY_S = 0.25
@@ -49,6 +50,11 @@ class Turns:
         return self._clock() >= self._ask_at
 
     @property
+    def is_failing(self) -> bool:
+        """True from a fault on until a payload has passed; meanwhile no caller should wait for a try."""
+        return self._faults > 0
+
+    @property
     def is_good(self) -> bool:
         """True while what was taken into use last may be used."""
         return self._clock() < self._until
@@ -58,14 +64,11 @@ class Turns:
         self._until = asked_at + access.valid_s
         self._ask_at = asked_at + (RECOVERED_AFTER_S if self.trouble else access.valid_s * RENEWED_AFTER)
         self.trouble = ""
-        if self._told:
-            self._told = ""
-            _log.info("%s moves payloads directly again", self._who)
 
     def relayed(self, access: StoreAccess, asked_at: float) -> None:
-        """Note that the service relays; it is asked again when its answer's time is over."""
+        """Note that the service relays; it is asked again before its answer's time is over."""
         self._until = asked_at
-        self._ask_at = asked_at + access.valid_s
+        self._ask_at = asked_at + _spread(access.valid_s)
         self.trouble = ""
         self._tell(access.relayed_because)
 
@@ -74,15 +77,18 @@ class Turns:
 
         `tried_s`: time for which a caller waited for a try to connect, in seconds.
         """
-        now = self._clock()
-        wait_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(self._faults, 16))
-        wait_s = max(wait_s, PAUSE_PER_TRY * tried_s)
-        self._faults += 1
-        self._ask_at = now + wait_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads clients, no secret
+        self._put_off(PAUSE_PER_TRY * tried_s)
         self.trouble = why[:MAX_WHY_CHARS]
         if lost:
-            self._until = now
+            self._until = self._clock()
             self._tell(self.trouble)
+
+    def not_answered(self, error: RolloutBufferError | OSError, *, lost: bool) -> None:
+        """Note that asking ended in an error. A service that is away relays nothing either, so it is asked again."""
+        if isinstance(error, OSError) or error.retryable or error.attributes.get("status") == "CANCELLED":
+            self._put_off()
+        else:
+            self.failed(f"no access: {error}", lost=lost)
 
     def lapsed(self) -> None:
         """Note that what was in use ended while nothing was asked of it, as a user's connections do: no fault."""
@@ -91,8 +97,21 @@ class Turns:
     def passed(self) -> None:
         """Note that a payload has passed directly."""
         self._faults = 0
+        if self._told:
+            self._told = ""
+            _log.info("%s moves payloads directly again", self._who)
+
+    def _put_off(self, least_s: float = 0.0) -> None:
+        wait_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(self._faults, 16))
+        self._faults += 1
+        self._ask_at = self._clock() + _spread(max(wait_s, least_s))
 
     def _tell(self, why: str) -> None:
-        if not self._told:
+        if why != self._told:
+            self._told = why
             _log.warning("%s has payloads relayed by the service: %s", self._who, why)
-        self._told = why
+
+
+def _spread(longest_s: float) -> float:
+    """A time in the upper half, so that clients do not ask all at once."""
+    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

@@ -55,7 +55,7 @@ class AsyncWay:
         way = self._open()
         if self._turns.is_due and self._attempt is None and not self._closed:
             self._attempt = asyncio.create_task(self._renew(), name="payload-access")
-        if way is None and self._attempt is not None and not self._turns.trouble:
+        if way is None and self._attempt is not None and not self._turns.is_failing:
             # Not cancelled with its caller: others wait for it too.
             await asyncio.wait([self._attempt])
             way = self._open()
@@ -123,7 +123,7 @@ class AsyncWay:
                 message = await self._ask(self._turns.trouble)
             access = StoreAccess.checked(message)
         except (RolloutBufferError, OSError) as error:
-            self._turns.failed(f"no access: {str(error) or 'no answer in time'}", lost=self._open() is None)
+            self._turns.not_answered(error, lost=self._open() is None)
             return
         present = self._open()
         if access.relayed_because:

@@ -4,8 +4,10 @@ import logging
 
 import pytest
 
+from buffer_wire.errors import RolloutBufferError, StoreUnavailable
 from buffer_wire.payloads.access import StoreAccess
 from buffer_wire.payloads.turns import FIRST_RETRY_S, LONGEST_RETRY_S, RECOVERED_AFTER_S, Turns
+from buffer_wire.status import ServiceUnreachable
 from rollout_buffer.v1 import payloads_pb2
 
 GIVEN = StoreAccess.checked(
@@ -53,10 +55,15 @@ def test_access_is_asked_for_at_the_start_and_again_before_it_ends(turns: Turns,
     assert not turns.is_good
 
 
-def test_where_the_service_relays_it_is_asked_again_when_its_answer_is_old(turns: Turns, clock: Clock) -> None:
-    turns.relayed(REFUSED, clock.now)
-    assert not turns.is_good
-    assert clock.until_due(turns) == pytest.approx(30, abs=0.1)
+def test_where_the_service_relays_clients_ask_again_before_its_answer_is_old_and_not_all_at_once(clock: Clock) -> None:
+    waits = []
+    for _ in range(40):
+        turns = Turns("a client", clock)
+        turns.relayed(REFUSED, clock.now)
+        assert not turns.is_good
+        waits.append(clock.until_due(turns))
+    assert 15 <= min(waits) < 20
+    assert 25 < max(waits) <= 30.02
 
 
 def test_faults_in_a_row_are_further_and_further_apart_until_a_payload_passes(turns: Turns, clock: Clock) -> None:
@@ -90,6 +97,34 @@ def test_a_fault_of_a_renewal_leaves_what_is_in_use(turns: Turns, clock: Clock) 
     assert turns.trouble == "no answer"
 
 
+AWAY: list[RolloutBufferError | OSError] = [
+    ServiceUnreachable("UNAVAILABLE: refused", status="UNAVAILABLE"),
+    StoreUnavailable("store:1", "refused"),
+    RolloutBufferError("CANCELLED: the server ends", status="CANCELLED"),
+    TimeoutError(),
+]
+
+
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+def test_a_service_that_is_away_is_asked_again_and_nobody_relays_for_that(
+    error: RolloutBufferError | OSError, turns: Turns, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits = []
+    for _ in range(12):
+        turns.not_answered(error, lost=True)
+        assert turns.is_failing
+        waits.append(clock.until_due(turns))
+    assert waits[0] <= FIRST_RETRY_S + 0.02
+    assert LONGEST_RETRY_S / 2 <= waits[-1] <= LONGEST_RETRY_S + 0.02
+    assert (turns.trouble, caplog.messages) == ("", [])
+
+
+def test_what_was_wrong_before_the_service_was_away_is_still_told(turns: Turns) -> None:
+    turns.failed("refused", lost=True)
+    turns.not_answered(AWAY[0], lost=True)
+    assert turns.trouble == "refused"
+
+
 def test_the_service_is_soon_told_that_a_trouble_is_over(turns: Turns, clock: Clock) -> None:
     turns.failed("refused", lost=True)
     clock.until_due(turns)
@@ -99,13 +134,23 @@ def test_the_service_is_soon_told_that_a_trouble_is_over(turns: Turns, clock: Cl
     assert clock.until_due(turns) == pytest.approx(60, abs=0.1)
 
 
-def test_a_change_of_the_way_is_logged_once(turns: Turns, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_reason_is_logged_once_and_the_end_of_it_when_a_payload_has_passed(
+    turns: Turns, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    for why in ("refused", "still refused"):
-        turns.failed(why, lost=True)
     for _ in range(2):
+        turns.failed("refused", lost=True)
+        # A connection alone does not show that payloads pass.
         turns.taken(GIVEN, clock.now)
-    assert [record.getMessage() for record in caplog.records] == [
+    for _ in range(2):
+        turns.relayed(REFUSED, clock.now)
+    turns.not_answered(RolloutBufferError("no such method"), lost=True)
+    turns.taken(GIVEN, clock.now)
+    for _ in range(2):
+        turns.passed()
+    assert caplog.messages == [
         "a client has payloads relayed by the service: refused",
+        "a client has payloads relayed by the service: out of reach",
+        "a client has payloads relayed by the service: no access: no such method",
         "a client moves payloads directly again",
     ]

@@ -102,6 +102,7 @@ def test_groups_pass_the_service_by_and_are_relayed_while_the_store_is_not_to_be
         pushed = Pushed(service)
         while not pushed.direct or service.metric("rollout_buffer_relaying_clients", run=run_id):
             train(1)
+        assert f"w, writing for run {run_id}, moves payloads directly again" in worker.said()
         assert worker.stop() == 0
     ledger = client.run(run_id).ledger
     assert ledger.groups.balanced
