@@ -32,7 +32,7 @@ from buffer_service.security.shares import Shares
 from buffer_wire.connection.channel import client_options, server_options
 from buffer_wire.connection.stream_end import StreamEnd
 from buffer_wire.errors import InvalidField, NotReady
-from buffer_wire.payloads.keys import size_of
+from buffer_wire.payloads.keys import group_checksum, payload_checksum, payload_key
 from buffer_wire.revision import NO_REVISION, Revision
 from rollout_buffer.v1 import batches_pb2, common_pb2, groups_pb2
 from tests.security.serving import serving
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 SOON_S = 20.0
 MESSAGE_BYTES = 100_000
+PAYLOAD_BYTES = MESSAGE_BYTES - 4
+"""Size in bytes of the payload of a serialized group that has no header and is as large as a message."""
 MESSAGES = 8
 """Messages for which there is room."""
 RUN = common_pb2.RunRef(run_id="r")
@@ -95,7 +97,9 @@ class SlowStore:
 
     async def call(self, command: Command[ops.Batch]) -> ops.Batch:
         assert command.script == "pull"
-        shard = [ops.ShardGroup(f"g{i}/0", f"rb:p:r:{i:032x}:{MESSAGE_BYTES}", i, 0, 0) for i in range(12)]
+        checksum = group_checksum(b"", payload_checksum(bytes(PAYLOAD_BYTES)))
+        keys = [payload_key("r", i.to_bytes(16, "big"), checksum, MESSAGE_BYTES) for i in range(12)]
+        shard = [ops.ShardGroup(f"g{i}/0", key, i, 0, 0) for i, key in enumerate(keys)]
         totals: dict[str, Any] = {"total_groups": 12, "total_samples": 12, "total_tokens": 12, "total_loss_tokens": 12}
         rest: dict[str, Any] = {
             "staleness_sum": 0,
@@ -109,7 +113,7 @@ class SlowStore:
         )
 
     async def fetch(self, run_id: str, payload_keys: Sequence[str]) -> Sequence[ops.Buffer | None]:
-        return [bytes(size_of(key)) for key in payload_keys]
+        return [groups_pb2.Group(payload=bytes(PAYLOAD_BYTES)).SerializeToString() for _ in payload_keys]
 
 
 @dataclass
