@@ -80,8 +80,8 @@ def note_client(run_id: str, direction: ops.Direction, client_id: str, why: str)
 
 
 def _noted(_tag: str, fields: Fields) -> ops.NotedClient:
-    changed, secret, now_ms = fields
-    return ops.NotedClient(bool(changed), text(secret), now_ms)
+    former, secret, now_ms = fields
+    return ops.NotedClient(text(former), text(secret), now_ms)
 
 
 def sweep_portion(run_id: str, staging_age_ms: int) -> Command[tuple[int, int]]:

@@ -71,8 +71,16 @@ def test_a_client_of_this_host_gets_in_and_its_trouble_is_kept_until_it_has_none
     (relaying,) = run.get().relaying
     assert (relaying.client_id, relaying.why) == ("worker-1", "connection refused")
     assert service.log.read_text().count(run.run_id) == 1
-    ask(request_of(run))
+    for _ in range(2):
+        ask(request_of(run, trouble="no answer in time"))
+    (relaying,) = run.get().relaying
+    assert relaying.why == "no answer in time"
+    for _ in range(2):
+        ask(request_of(run))
     assert not run.get().relaying
+    relayed, other, again = [line for line in service.log.read_text().splitlines() if run.run_id in line]
+    assert ("connection refused" in relayed, "no answer in time" in other) == (True, True)
+    assert ("go directly again" in again, "why" in again) == (True, False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to be another user takes root")
@@ -132,6 +140,10 @@ def test_the_operators_users_stand_in_where_the_service_may_make_none(tmp_path: 
             access = rpc.payloads.GetWriteAccess(request_of(run))
             assert "RB_PAYLOAD_WRITER" in StoreAccess.checked(access).relayed_because
             assert [client.why for client in run.get().relaying] == [access.relayed_because]
+            rpc.payloads.GetWriteAccess(request_of(run, trouble="refused"))
+            rpc.payloads.GetWriteAccess(request_of(run))
+            assert [client.why for client in run.get().relaying] == [access.relayed_because]
+            assert service.log.read_text().count(run.run_id) == 1, "no news"
         named = ("env", "RB_PAYLOAD_WRITER=writer:one", "RB_PAYLOAD_READER=reader:two")
         service = ServiceProcess(tmp_path / "b", {"store": limited, "rpc_processes": 1}, within=named)
         service.start()

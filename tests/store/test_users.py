@@ -194,19 +194,19 @@ async def test_a_store_that_lets_the_service_make_no_users_says_so(run: Run, ser
 async def test_a_run_keeps_why_clients_relay_until_they_no_longer_do(run: Run) -> None:
     await run.create()
 
-    async def note(client_id: str, why: str, direction: Direction = Direction.WRITE) -> bool:
-        return (await run.store.call(note_client(RUN, direction, client_id, why))).changed
+    async def note(client_id: str, why: str, direction: Direction = Direction.WRITE) -> str:
+        return (await run.store.call(note_client(RUN, direction, client_id, why))).former
 
-    assert not await note("w", "")
-    assert await note("w", "refused")
-    assert not await note("w", "refused"), "no news"
-    assert await note("trainer rank 0", "timed out", Direction.READ)
+    assert [await note("w", why) for why in ("", "out of reach", "refused", "refused")] == [
+        "", "", "out of reach", "refused",
+    ]  # fmt: skip
+    assert await note("trainer rank 0", "timed out", Direction.READ) == ""
     await run.pass_ms(1_000)
     assert (await run.view()).relaying == [
         ops.RelayingClient("trainer rank 0", writes=False, why="timed out", silent_ms=1_000),
         ops.RelayingClient("w", writes=True, why="refused", silent_ms=1_000),
     ]
-    assert await note("w", "")
+    assert await note("w", "") == "refused"
     assert [client.client_id for client in (await run.view()).relaying] == ["trainer rank 0"]
     await run.pass_ms(3_600_000)
     assert (await run.view()).relaying == []

@@ -37,10 +37,10 @@ class StoreUser:
 
 @dataclass(frozen=True, slots=True)
 class NotedClient:
-    """What noting a client of a run has shown."""
+    """Facts that noting a client of a run has shown."""
 
-    changed: bool
-    """True when the client relays for another reason than it did, or no longer."""
+    former: str
+    """Reason why the client relayed when it asked before; empty where it did not."""
     secret: str
     """The run's secret; for nobody outside the service."""
     now_ms: int

@@ -26,8 +26,8 @@ MAX_TROUBLE_CHARS = 512
 NAMED_USER_MS = 3_600_000
 """Time after which a client that has a user of the operator's asks again."""
 
-RELAYED_MS = 60_000
-"""Time after which a client without access asks again."""
+RELAYED_MS = 30_000
+"""Longest time after which a client without access asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +53,29 @@ class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
         trouble = " ".join(fields.text(request.trouble, "trouble", 0, MAX_TROUBLE_CHARS).split())
         if self.settings.direct_payloads is False:
             # Nobody relays against anybody's will.
-            await self.store.call(commands.note_client(run_id, direction, client_id, ""))
+            await self._note(run_id, direction, client_id, "")
             return _relayed("the service was started with --no-direct-payloads")
         place = self.store.payload_place()
         offered = offer(self.settings, place, context.peer())
-        noted = await self._note(run_id, direction, client_id, trouble or offered.why)
-        if not offered.addresses:
-            return _relayed(offered.why)
-        try:
-            user = _named(named) or await self.store.payload_user(run_id, direction, noted)
-        except UsersRefused as refusal:
-            why = f"{refusal}; name users with RB_PAYLOAD_WRITER and RB_PAYLOAD_READER"
-            await self._note(run_id, direction, client_id, why)
-            return _relayed(why)
-        return self._granted(offered, user, place)
+        # A trouble with what was offered before is no reason where nothing is offered now.
+        why, user = offered.why or trouble, None
+        noted = await self._note(run_id, direction, client_id, why)
+        if offered.addresses:
+            try:
+                user = _named(named) or await self.store.payload_user(run_id, direction, noted)
+            except UsersRefused as refusal:
+                why = f"{refusal}; name users with RB_PAYLOAD_WRITER and RB_PAYLOAD_READER"
+                await self._note(run_id, direction, client_id, why)
+        if why != noted.former:
+            client = {"run": run_id, "client": client_id, "direction": direction.value}
+            if why:
+                log.warning("a client's payloads are relayed", **client, why=why)
+            else:
+                log.info("a client's payloads go directly again", **client)
+        return self._granted(offered, user, place) if user else _relayed(why)
 
     async def _note(self, run_id: str, direction: Direction, client_id: str, why: str) -> ops.NotedClient:
-        noted = await self.store.call(commands.note_client(run_id, direction, client_id, why))
-        if noted.changed:
-            say = log.warning if why else log.info
-            says = "a client's payloads are relayed" if why else "a client's payloads go directly again"
-            say(says, run=run_id, client=client_id, direction=direction.value, why=why)
-        return noted
+        return await self.store.call(commands.note_client(run_id, direction, client_id, why))
 
     def _granted(self, offered: Offer, user: ops.StoreUser, place: ops.StorePlace) -> pb.PayloadAccess:
         return pb.PayloadAccess(

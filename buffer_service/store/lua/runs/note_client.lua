@@ -4,7 +4,7 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {client, why, most, forget_ms}: client is the direction, a blank and the client's id; why '' for one that
 --         does not relay; of at most `most` clients that were heard within forget_ms the reasons are kept
--- Replies {'noted', changed, secret, host's ms} | {'error', 'unknown_run'}
+-- Replies {'noted', former why, secret, host's ms} | {'error', 'unknown_run'}
 -- Complexity O(most)
 
 -- @include run
@@ -17,7 +17,6 @@ if not Run.load(ctx) then
 end
 local RELAYING = key('relaying')
 local former = call('HGET', RELAYING, client)
-local changed = (former and unpack_msg(former)[2] or '') ~= why
 if why == '' then
   if former then
     call('HDEL', RELAYING, client)
@@ -43,4 +42,4 @@ else
   call('HSET', RELAYING, client, pack({ctx.now, why}))
 end
 local time = call('TIME')
-return reply('noted', changed and 1 or 0, ctx.secret or '', time[1] * 1000 + floor(time[2] / 1000))
+return reply('noted', former and unpack_msg(former)[2] or '', ctx.secret or '', time[1] * 1000 + floor(time[2] / 1000))
