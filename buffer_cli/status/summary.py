@@ -14,7 +14,7 @@ from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.observability.estimate import Estimate
 from buffer_service.observability.filters import filtered, filters, recent_acceptance, starved
 from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
-from buffer_service.observability.relaying import relaying
+from buffer_service.observability.relaying import relaying, written
 from buffer_service.rules.transitions import GroupState, TaskState
 
 _ALWAYS_SHOWN = frozenset({"accepted", GroupState.QUEUED, GroupState.DELIVERED, GroupState.TRAINED})
@@ -69,6 +69,7 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
         reasons = ", ".join(f"{count} for {reason}" for reason, count in filtered(view).items())
         yield "filter", f"{passing}; filtered so far: {reasons}"
     yield from _quotas(view)
+    yield "pushed directly", written(view)
     for what, clients in relaying(view).items():
         yield f"relayed {what}", clients
     yield "feeder", f"cursor {view.cursor}"

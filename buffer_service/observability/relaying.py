@@ -1,4 +1,4 @@
-"""Clients whose payloads the service relays although they asked for the store, in words: how many, and why."""
+"""Ways of payloads, in words: what pushers wrote to the store themselves, and who has it relayed although it asked."""
 
 from collections import Counter
 
@@ -9,6 +9,15 @@ MAX_REASONS = 2
 
 RELAYED = {True: "pushes", False: "pulls"}
 """Calls whose payloads are relayed, by whether the client writes payloads."""
+
+
+def written(view: RunView) -> str:
+    """Text of how much of what was accepted so far its pushers wrote to the store themselves."""
+    accepted, statistics = view.groups["accepted"], view.statistics
+    return (
+        f"{statistics['written_groups']:,} of {accepted.groups:,} accepted groups, "
+        f"{statistics['written_bytes']:,} of {accepted.bytes:,} bytes"
+    )
 
 
 def relaying(view: RunView) -> dict[str, str]:

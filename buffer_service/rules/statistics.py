@@ -29,6 +29,12 @@ STATISTICS: Mapping[str, Statistic] = {
     "pushes_rejected": Statistic(
         "pushes_rejected", "Pushed groups that met a full queue under overflow action reject."
     ),
+    "written_groups": Statistic(
+        "written_groups", "Accepted groups whose payload their pusher wrote to the store itself."
+    ),
+    "written_bytes": Statistic(
+        "written_bytes", "Bytes of accepted payloads that their pushers wrote to the store themselves."
+    ),
     "assembled_groups_spanning_versions": Statistic(
         "assembled_groups_spanning_versions",
         "Groups of assembled steps whose tokens came from more than one weight version.",

@@ -1,11 +1,11 @@
-"""Tests of what `rollout-buffer status` shows of a run's engines, and of clients that relay."""
+"""Tests of what `rollout-buffer status` shows of a run's engines, and of the ways of its payloads."""
 
 from io import StringIO
 
 from rich.console import Console
 
 from buffer_cli.status.summary import print_run
-from buffer_service.domain.ops import EngineReport, RelayingClient, WeightVersion
+from buffer_service.domain.ops import Amount, EngineReport, RelayingClient, WeightVersion
 from buffer_service.observability.estimate import estimate
 from tests.support.views import make_view
 
@@ -45,3 +45,11 @@ def test_clients_that_relay_are_counted_by_direction_with_their_reasons() -> Non
     assert f"relayed pulls 1 client: {refused} (1)" in lines
     print_run(Console(file=(without := StringIO())), make_view(), estimate(view))
     assert "relayed" not in without.getvalue()
+
+
+def test_what_pushers_wrote_themselves_is_shown_beside_what_was_accepted() -> None:
+    amounts = {"queued": Amount(groups=1_500, bytes=9_000_000), "filtered": Amount(groups=2, bytes=1_000)}
+    view = make_view(groups=amounts, statistics={"written_groups": 1_200, "written_bytes": 8_000_000})
+    print_run(Console(file=(shown := StringIO()), width=200, highlight=False), view, estimate(view))
+    lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    assert "pushed directly 1,200 of 1,502 accepted groups, 8,000,000 of 9,001,000 bytes" in lines

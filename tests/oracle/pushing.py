@@ -231,6 +231,9 @@ def _complete(run: RunState, facts: GroupFacts, payload_key: str) -> Group:
     run.leaseless |= not task.accepted_attempt
     is_last_lease = 0 < task.attempt == task.accepted_attempt
     run.totals.accept(facts, run.now - task.granted_ms if is_last_lease else None)
+    if facts.stored:
+        run.count("written_groups")
+        run.count("written_bytes", facts.size_bytes)
     task.partial_rollout = None
     run.environments.add(facts.environment)
     group = run.new_group(task, facts, payload_key)

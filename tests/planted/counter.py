@@ -9,8 +9,8 @@ CHANGE = Change(
     edits=(
         Edit(
             "proto/rollout_buffer/v1/runs.proto",
-            at="  uint64 trainer_wait_ms = 40;\n",
-            put="  // Groups accepted without a lease.\n  uint64 groups_without_lease = 41;\n",
+            at="  uint64 written_bytes = 42;\n",
+            put="  // Groups accepted without a lease.\n  uint64 groups_without_lease = 43;\n",
         ),
         Edit(
             "buffer_service/rules/statistics.py",

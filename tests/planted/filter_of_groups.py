@@ -17,8 +17,8 @@ CHANGE = Change(
         ),
         Edit(
             "proto/rollout_buffer/v1/runs.proto",
-            at="  uint64 trainer_wait_ms = 40;\n",
-            put="  // Groups filtered because of their truncated samples.\n  uint64 filtered_truncated_samples = 41;\n",
+            at="  uint64 written_bytes = 42;\n",
+            put="  // Groups filtered because of their truncated samples.\n  uint64 filtered_truncated_samples = 43;\n",
         ),
         Edit(
             "buffer_service/domain/policy.py",

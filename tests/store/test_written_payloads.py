@@ -20,6 +20,12 @@ async def stays(run: Run, written: ops.NewGroup) -> bool | None:
     return None if ttl == -2 else ttl == -1
 
 
+async def counted(run: Run) -> list[int]:
+    """Accepted groups that their pushers have written, and their bytes."""
+    statistics = (await run.view()).statistics
+    return [statistics["written_groups"], statistics["written_bytes"]]
+
+
 async def test_an_accepted_payload_stays_and_is_the_groups(run: Run) -> None:
     await run.create()
     written = await run.write(run.group("a", b"written"))
@@ -29,6 +35,7 @@ async def test_an_accepted_payload_stays_and_is_the_groups(run: Run) -> None:
     batch = await run.batch(0)
     assert await run.bodies(batch) == [b"written", b"relayed"]
     assert batch.shard[0].payload_key == run.key_of(written)
+    assert await counted(run) == [1, len(b"written")]
     await run.check()
 
 
@@ -44,6 +51,7 @@ async def test_a_repeated_push_is_answered_the_same_and_makes_no_second_group(ru
     assert await run.push_kinds(queued, filtered) == ["queued", "filtered"]
     assert await stays(run, queued) is True
     assert await run.ledger() == {"accepted": 2, "delivered": 1, "filtered": 1}
+    assert (await counted(run))[0] == 2
     await run.check()
 
 

@@ -33,6 +33,7 @@ export function showLedger(run, rate) {
     ...["submitted", "pending", "leased", "completed", "failed", "cancelled"].map((state) => [state, count(tasks[state])]),
     ["feeder's cursor", count(run.cursor)],
     ...["granted", "returned", "expired", "cancelled"].map((end) => [`leases ${end}`, count(statistics[`leases_${end}`])]),
+    ["pushed directly", `${count(statistics.written_groups)} of ${count(groups.accepted.groups)} groups`],
   ]);
   listFacts(byId("steps"), [
     ["weights", `version ${run.published.version} of term ${run.term}`],

@@ -710,6 +710,8 @@ class RunStatistics(google.protobuf.message.Message):
     DECODE_REQUEST_MS_FIELD_NUMBER: builtins.int
     TRAINER_BUSY_MS_FIELD_NUMBER: builtins.int
     TRAINER_WAIT_MS_FIELD_NUMBER: builtins.int
+    WRITTEN_GROUPS_FIELD_NUMBER: builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: builtins.int
     leases_granted: builtins.int
     """Leases given out."""
     leases_expired: builtins.int
@@ -794,6 +796,10 @@ class RunStatistics(google.protobuf.message.Message):
     """Sums of what trainers said at their publishes: time that they worked, in milliseconds."""
     trainer_wait_ms: builtins.int
     """Time that they waited for batches, in milliseconds."""
+    written_groups: builtins.int
+    """Accepted groups, whatever became of them, whose payload their pusher wrote to the store itself."""
+    written_bytes: builtins.int
+    """Bytes of their payloads."""
     def __init__(
         self,
         *,
@@ -837,8 +843,10 @@ class RunStatistics(google.protobuf.message.Message):
         decode_request_ms: builtins.int = ...,
         trainer_busy_ms: builtins.int = ...,
         trainer_wait_ms: builtins.int = ...,
+        written_groups: builtins.int = ...,
+        written_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepted_groups", b"accepted_groups", "accepted_longest_tokens", b"accepted_longest_tokens", "accepted_response_tokens", b"accepted_response_tokens", "accepted_reward_milli", b"accepted_reward_milli", "accepted_samples", b"accepted_samples", "accepted_truncated_samples", b"accepted_truncated_samples", "accepted_turns", b"accepted_turns", "assembled_groups", b"assembled_groups", "assembled_groups_spanning_versions", b"assembled_groups_spanning_versions", "assembled_longest_tokens", b"assembled_longest_tokens", "assembled_response_tokens", b"assembled_response_tokens", "assembled_reward_milli", b"assembled_reward_milli", "assembled_samples", b"assembled_samples", "assembled_truncated_samples", b"assembled_truncated_samples", "assembled_turns", b"assembled_turns", "decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "filtered_equal_rewards", b"filtered_equal_rewards", "filtered_mean_reward", b"filtered_mean_reward", "filtered_response_tokens", b"filtered_response_tokens", "generated_groups", b"generated_groups", "generation_ms", b"generation_ms", "in_queue_staleness_sum", b"in_queue_staleness_sum", "leases_cancelled", b"leases_cancelled", "leases_expired", b"leases_expired", "leases_granted", b"leases_granted", "leases_returned", b"leases_returned", "partial_rollout_tokens_discarded", b"partial_rollout_tokens_discarded", "partial_rollouts_beyond_spread", b"partial_rollouts_beyond_spread", "pre_queue_staleness_sum", b"pre_queue_staleness_sum", "pushes_closed", b"pushes_closed", "pushes_duplicate", b"pushes_duplicate", "pushes_rejected", b"pushes_rejected", "recent_acceptance_ppm", b"recent_acceptance_ppm", "staleness_max", b"staleness_max", "staleness_sum", b"staleness_sum", "token_staleness_milli_sum", b"token_staleness_milli_sum", "trainer_busy_ms", b"trainer_busy_ms", "trainer_wait_ms", b"trainer_wait_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_groups", b"accepted_groups", "accepted_longest_tokens", b"accepted_longest_tokens", "accepted_response_tokens", b"accepted_response_tokens", "accepted_reward_milli", b"accepted_reward_milli", "accepted_samples", b"accepted_samples", "accepted_truncated_samples", b"accepted_truncated_samples", "accepted_turns", b"accepted_turns", "assembled_groups", b"assembled_groups", "assembled_groups_spanning_versions", b"assembled_groups_spanning_versions", "assembled_longest_tokens", b"assembled_longest_tokens", "assembled_response_tokens", b"assembled_response_tokens", "assembled_reward_milli", b"assembled_reward_milli", "assembled_samples", b"assembled_samples", "assembled_truncated_samples", b"assembled_truncated_samples", "assembled_turns", b"assembled_turns", "decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "filtered_equal_rewards", b"filtered_equal_rewards", "filtered_mean_reward", b"filtered_mean_reward", "filtered_response_tokens", b"filtered_response_tokens", "generated_groups", b"generated_groups", "generation_ms", b"generation_ms", "in_queue_staleness_sum", b"in_queue_staleness_sum", "leases_cancelled", b"leases_cancelled", "leases_expired", b"leases_expired", "leases_granted", b"leases_granted", "leases_returned", b"leases_returned", "partial_rollout_tokens_discarded", b"partial_rollout_tokens_discarded", "partial_rollouts_beyond_spread", b"partial_rollouts_beyond_spread", "pre_queue_staleness_sum", b"pre_queue_staleness_sum", "pushes_closed", b"pushes_closed", "pushes_duplicate", b"pushes_duplicate", "pushes_rejected", b"pushes_rejected", "recent_acceptance_ppm", b"recent_acceptance_ppm", "staleness_max", b"staleness_max", "staleness_sum", b"staleness_sum", "token_staleness_milli_sum", b"token_staleness_milli_sum", "trainer_busy_ms", b"trainer_busy_ms", "trainer_wait_ms", b"trainer_wait_ms", "written_bytes", b"written_bytes", "written_groups", b"written_groups"]) -> None: ...
 
 Global___RunStatistics: typing_extensions.TypeAlias = RunStatistics
 

@@ -183,6 +183,10 @@ local function accept(group, task, attempt, filter)
   state.leaseless = state.leaseless or attempt == 0 or nil
   local task_id, environment = group[P_TASK_ID], group[P_ENVIRONMENT]
   Accepted.add(ctx, group, task, attempt)
+  if group[P_STORED] == 1 then
+    Run.count(ctx, 'written_groups', 1)
+    Run.count(ctx, 'written_bytes', group[P_SIZE_BYTES])
+  end
   if task.state == 'leased' then
     Tasks.end_lease(ctx, task_id, task)
   elseif task.state ~= 'new' then
