@@ -10,6 +10,10 @@ from buffer_wire.codec import Buffer
 from buffer_wire.errors import RolloutBufferError
 from rollout_buffer.v1 import groups_pb2
 
+WRITTEN_PER_RELAYED = 4
+"""Written groups in a bundle for each relayed one of that size: a call costs the service and the store as much as the
+deciding of ten groups, and carries no payload here. Not more, for those that are written wait until it is full."""
+
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
@@ -27,7 +31,7 @@ class Parcel:
     payload: Sequence[Buffer]
     """The payload in pieces."""
     size_bytes: int
-    """Bytes that it takes in the window, and in a bundle."""
+    """Bytes that it takes in the window."""
     answer: asyncio.Future[PushResult | None]
     """Answer to the present try; None: it is to be tried again. Done while it is in line: it was withdrawn."""
     pieces: Sequence[Buffer] = ()
@@ -41,15 +45,20 @@ class Parcel:
     """True while each try so far had an answer: none can have been accepted unseen."""
     since: float = field(default_factory=time.monotonic)
 
+    @property
+    def bundle_bytes(self) -> int:
+        """Bytes that it counts for in a bundle."""
+        return self.size_bytes // WRITTEN_PER_RELAYED if self.direct else self.size_bytes
+
 
 class Outbox:
-    """Parcels in order. Invariant: `size_bytes` is the sum over the parcels in line, and `relayed` the number of those
-    with their payloads; both are kept and never recounted.
+    """Parcels in order. Invariant: `bundle_bytes` is the sum over the parcels in line, and `relayed` the number of
+    those with their payloads; both are kept and never recounted.
     """
 
     def __init__(self) -> None:
         self._parcels: deque[Parcel] = deque()
-        self.size_bytes = 0
+        self.bundle_bytes = 0
         self.relayed = 0
 
     def __len__(self) -> int:
@@ -78,5 +87,5 @@ class Outbox:
         return parcel
 
     def _count(self, parcel: Parcel, sign: int) -> None:
-        self.size_bytes += sign * parcel.size_bytes
+        self.bundle_bytes += sign * parcel.bundle_bytes
         self.relayed += sign * (not parcel.direct)

@@ -220,7 +220,7 @@ class Pusher:
             return not self._sent
         # A full bundle gains nothing by waiting; written groups alone are joined by those that are being written.
         joined = self._writing and not self._waiting.relayed
-        full = self._waiting.size_bytes >= self._bundle_bytes
+        full = self._waiting.bundle_bytes >= self._bundle_bytes
         return full or (not joined and len(self._sent) < BUNDLES_UNDER_WAY)
 
     def _next_bundle(self) -> list[Parcel]:
@@ -229,13 +229,13 @@ class Pusher:
         most = 1 if self._one_by_one else MAX_GROUPS_PER_BUNDLE
         while len(self._waiting) and len(parcels) < most:
             parcel = self._waiting.first
-            if parcels and size + parcel.size_bytes > self._bundle_bytes:
+            if parcels and size + parcel.bundle_bytes > self._bundle_bytes:
                 break
             self._waiting.take()
             if parcel.answer.done():
                 continue
             parcels.append(parcel)
-            size += parcel.size_bytes
+            size += parcel.bundle_bytes
         return parcels
 
     # ── answers ──────────────────────────────────────────────────────────────

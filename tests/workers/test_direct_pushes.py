@@ -50,7 +50,7 @@ async def test_large_groups_lie_in_the_store_and_small_ones_are_relayed(storing:
 
 
 async def test_groups_that_are_written_together_are_pushed_together(storing: FakeService) -> None:
-    async with pushing(storing, directly=True, bundle_bytes=400_000) as p:
+    async with pushing(storing, directly=True, bundle_bytes=100_000) as p:
         assert set(await p.push_all(*(f"t{i}" for i in range(6)), tokens=LARGE)) == {"queued"}
     assert storing.bundles == [4, 2]
 
