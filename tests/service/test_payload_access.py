@@ -5,16 +5,20 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
+from buffer_service.rpc.servicers.payloads import PayloadServicer
+from buffer_service.settings import Settings
+from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.payloads.access import StoreAccess
 from buffer_wire.payloads.reader import PayloadReader
 from rollout_buffer.v1 import common_pb2, payloads_pb2
 from tests.service.refusals import refused
+from tests.store.driver import Run
 from tests.support.rpc import Rpc, RunRpc, connect, failure
 from tests.support.sentinels import free_port
 from tests.support.service import ServiceProcess, running_service
@@ -109,6 +113,27 @@ def test_a_service_without_direct_payloads_relays_by_its_own_will(tmp_path: Path
         assert "--no-direct-payloads" in StoreAccess.checked(access).relayed_because
         assert not access.addresses
         assert not run.get().relaying
+
+
+class Elsewhere:
+    """The context of a call from another host."""
+
+    def peer(self) -> str:
+        return "ipv4:192.0.2.7:40000"
+
+
+async def test_an_old_trouble_does_not_hide_why_a_client_is_offered_nothing() -> None:
+    with store_server() as server:
+        store = await RedisRunStore.connect(server.url, timeout_s=10)
+        run = Run(store)
+        await run.create()
+        servicer = PayloadServicer(store, Settings().for_rpc())
+        ref = common_pb2.RunRef(run_id=run.run_id)
+        request = payloads_pb2.PayloadAccessRequest(run=ref, client_id="w", trouble="refused")
+        access = await servicer.GetWriteAccess(request, cast("Any", Elsewhere()))
+        assert "--payload-listen" in access.relayed_because
+        assert [client.why for client in (await run.view()).relaying] == [access.relayed_because]
+        await store.close()
 
 
 def test_an_embedded_store_that_listens_is_entered_by_its_address(tmp_path: Path) -> None:
