@@ -8,7 +8,7 @@ with another side. Ratios are made within a run; medians over the runs are repor
     pull      of 32 groups that are there, acknowledging the batch before
 
 Then flow once more, where an acknowledged write survives loss of power (1.25 MiB groups; Reverb has nothing like it).
-About 9 minutes, with --quick about 1; Ctrl-C ends everything that was started.
+About 9 minutes, with --quick about 2; Ctrl-C ends everything that was started.
 """
 
 import argparse
