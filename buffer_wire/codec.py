@@ -174,7 +174,7 @@ def join_group(header: groups_pb2.GroupHeader, *payload: Buffer) -> list[Buffer]
 
 
 def group_head(header: Buffer, payload_bytes: int) -> bytes:
-    """What comes before the payload in a Group of a serialized header and so long a payload."""
+    """Bytes before the payload in a Group of a serialized header and so long a payload."""
     return b"".join((_len_field(1, len(header)), header, _len_field(2, payload_bytes)))
 
 

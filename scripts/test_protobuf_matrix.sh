@@ -9,10 +9,10 @@ python=${1:-python3}
 
 # name | exact versions. The first row is what pyproject.toml promises as the least.
 rows=(
-    "floors|protobuf==5.27.2 grpcio==1.66.0 numpy==1.26.0"
-    "protobuf-5|protobuf==5.29.6 grpcio==1.85.1 numpy==2.4.6"
-    "protobuf-6|protobuf==6.33.6 grpcio==1.85.1 numpy==2.4.6"
-    "protobuf-7|protobuf==7.36.2 grpcio==1.85.1 numpy==2.4.6"
+    "floors|protobuf==5.27.2 grpcio==1.66.0 numpy==1.26.0 xxhash==3.4.1"
+    "protobuf-5|protobuf==5.29.6 grpcio==1.85.1 numpy==2.4.6 xxhash==4.1.0"
+    "protobuf-6|protobuf==6.33.6 grpcio==1.85.1 numpy==2.4.6 xxhash==4.1.0"
+    "protobuf-7|protobuf==7.36.2 grpcio==1.85.1 numpy==2.4.6 xxhash==4.1.0"
 )
 
 mapfile -t files < <(grep -rlE --include='test_*.py' 'pytest\.mark\.matrix' tests | LC_ALL=C sort)
@@ -32,7 +32,7 @@ pip_of() {
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # The test tools as pinned for .venv, without what a row chooses itself.
-grep -vE '^(grpcio|numpy|protobuf)' constraints.txt > "$work/constraints.txt"
+grep -vE '^(grpcio|numpy|protobuf|xxhash)' constraints.txt > "$work/constraints.txt"
 
 echo "matrix: building the wheel"
 rm -rf build

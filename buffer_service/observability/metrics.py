@@ -40,7 +40,7 @@ EVALUATION_OUTCOMES = ("accepted", "duplicate", "closed", "pending", "failed")
 """Outcomes for evaluations' tasks when a lease of them ends."""
 
 FOUND = ("gone", "damaged")
-"""What pulls find of payloads that are lost."""
+"""Findings of pulls about payloads that are lost."""
 
 REFUSALS = (Unauthenticated.reason, PermissionDenied.reason)
 """Reasons for which callers are refused."""

@@ -1,8 +1,8 @@
 """Keys of payloads: `rb:p:RUN:NONCE:CHECKSUM:SIZE`.
 
-A key names the bytes under it: their size, so that replies can be portioned before they are asked for, and a checksum
-of header and payload, by which a reader knows that it has what was pushed. A nonce is never used for other bytes, so a
-key is never that of two groups.
+A key names the size of the bytes under it, so that replies can be portioned before they are asked for. It also names a
+checksum of header and payload, by which a reader knows that it has what was pushed. A nonce is never used for other
+bytes, so a key is never that of two groups.
 """
 
 import re
@@ -23,7 +23,7 @@ _REST = re.compile(r"[0-9a-f]{32}:[0-9a-f]{16}:[1-9][0-9]{0,9}")
 
 
 def key_prefix(run_id: str) -> str:
-    """What the keys of all payloads of a run begin with, and of no other run."""
+    """Beginning of the keys of all payloads of a run, and of no other run."""
     return f"rb:p:{run_id}:"
 
 

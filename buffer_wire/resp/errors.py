@@ -1,4 +1,4 @@
-"""What a request over RESP can end in."""
+"""Errors that a request over RESP can end in."""
 
 
 class ReplyError(Exception):

@@ -2,9 +2,9 @@
 
     core/bin/python tests/packaging/core_wheel.py
 
-Exits with a message where the wheel brings more than grpcio, numpy and protobuf with what these need. A file left
-behind that is no module is another fault. So is a module of the client that cannot be imported without an extra and
-does not name it, and anything that imports torch.
+Exits with a message where the wheel brings more than grpcio, numpy, protobuf and xxhash, and what these need. A file
+left behind that is no module is another fault. So is a module of the client that cannot be imported without an extra
+and does not name it, and anything that imports torch.
 """
 
 import importlib
@@ -14,7 +14,7 @@ import sys
 from importlib.metadata import distribution, distributions
 from pathlib import Path
 
-CORE = {"grpcio", "numpy", "protobuf"}
+CORE = {"grpcio", "numpy", "protobuf", "xxhash"}
 TOOLS = {"pip", "setuptools", "wheel"}
 """Packages that a fresh environment holds before."""
 PACKAGES = ("buffer_wire", "rollout_buffer", "trainer_client", "buffer_conformance")
@@ -37,7 +37,7 @@ def main() -> None:
     for name in client.__all__:
         getattr(client, name)
     needing = modules_that_need_an_extra()
-    print(f"  core wheel: grpcio, numpy, protobuf; modules that name an extra: {', '.join(needing) or 'none'}")
+    print(f"  core wheel: {', '.join(sorted(CORE))}; modules that name an extra: {', '.join(needing) or 'none'}")
 
 
 def check_packages() -> None:

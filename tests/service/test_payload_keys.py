@@ -1,4 +1,4 @@
-"""What the service stores lies under a key that says its size, and by a checksum what it is."""
+"""Keys of what the service stores: they say its size, and by a checksum what it is."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -62,7 +62,7 @@ def payload_store(*settings: str) -> Iterator[PayloadStore]:
 def ask_for(
     store: PayloadStore, name: str, **changed: object
 ) -> Callable[[str], Awaitable[payloads_pb2.PayloadAccess]]:
-    """What a client asks with: answered with access for the user."""
+    """Make what a client asks with: it is answered with access for the user."""
 
     async def ask(_trouble: str) -> payloads_pb2.PayloadAccess:
         return store.access(name, **changed)

@@ -217,8 +217,7 @@ class RunCollector(Collector):
     def _relaying(self) -> GaugeMetricFamily:
         clients = GaugeMetricFamily(
             "rollout_buffer_relaying_clients",
-            "Clients of the last hour, at most 64 of a run, that asked for access to the store and have the service "
-            "relay their payloads nevertheless.",
+            "Clients, at most 64 of a run, that asked for access to the store in an hour and have payloads relayed.",
             labels=["run", "of"],
         )
         for view in self._views:
