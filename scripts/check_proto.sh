@@ -9,7 +9,7 @@ fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 scripts/generate_proto.sh "$python" "$fresh"
 
-if ! diff -rq --exclude='*.proto' --exclude='__init__.py' --exclude='py.typed' --exclude='__pycache__' \
+if ! diff -rq --exclude='*.proto' --exclude='__init__.py' --exclude='py.typed' --exclude='*.binpb' --exclude='__pycache__' \
     "$fresh" proto; then
     echo "proto-check: the generated code does not match the proto files; run 'make proto' and commit" >&2
     exit 1
