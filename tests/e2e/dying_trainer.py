@@ -40,6 +40,8 @@ def main(address: str, models: Path) -> None:
             "r", policy=POLICY, tasks=endless(), publisher=publisher, options=SessionOptions(pull_timeout_s=300)
         ) as session,
     ):
+        # An engine that is not there yet would miss the first update, which comes without files.
+        client.wait_for_engines("r", 0, 2)
         for _ in itertools.islice(session, 2 * UPDATES_BEFORE):
             session.publish(load_file(models / f"model-{session.version + 1}" / "model.safetensors"), wait_for=2)
 

@@ -99,9 +99,9 @@ class Calls:
         self.returned += [(back.lease_id, back.kind) for back in returns]
         return tasks_pb2.ReturnLeasesResponse(outcomes=[tasks_pb2.RETURN_OUTCOME_PENDING] * len(returns))
 
-    async def push(self, header: groups_pb2.GroupHeader, payload: bytes) -> PushResult:
+    async def push(self, header: groups_pb2.GroupHeader, payload: Sequence[bytes]) -> PushResult:
         """Take a result, in the place of the pusher."""
-        self.groups.append(groups_pb2.Group(header=header, payload=payload))
+        self.groups.append(groups_pb2.Group(header=header, payload=b"".join(payload)))
         self.counters.pushed["recorded"] += 1
         return PushResult("recorded")
 
