@@ -347,8 +347,8 @@ class TrainerSession:
         return self.client.run(self.run_id, timeout_s=timeout_s)
 
     def _last_step(self) -> int | None:
-        """Return the last step of this term that is trained; None before the first."""
-        return self.next_step - 1 if self.next_step > self.start.next_step else None
+        """Return the last step in the weights, of whichever term; None before the first."""
+        return self.next_step - 1 if self.next_step else None
 
     def _next_version(self) -> int:
         if self._rank == 0:
