@@ -16,6 +16,7 @@ from buffer_wire.errors import InvalidField, UnknownRun
 from tests.integrations.prime_rl_bridge import Carried, N, groups_of_step, tasks, until
 from tests.integrations.prime_rl_trainer import FileTrainer, weights_of
 from tests.support.push import PushingWorker
+from tests.support.rpc import RunRpc, connect
 from tests.support.service import CHECKOUT, ServiceProcess, running_service
 from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, Task
 
@@ -273,6 +274,32 @@ def test_run_that_has_trained_waits_for_the_trainer_to_say_where_it_stands(
             again.rollouts()
             assert client.run("moved").term == term + 1
             assert client.run("moved").published.version == 1
+
+
+def test_weights_that_were_skipped_are_published_when_the_trainer_goes_back_to_them(
+    service: ServiceProcess, client: BufferClient, tmp_path: Path
+) -> None:
+    with PushingWorker(service.address, "skipped"):
+        trainer = FileTrainer(tmp_path)
+        with Carried(client, "skipped", tmp_path):
+            until((tmp_path / "rollouts" / "step_2" / "rank_0.bin").exists)
+        for _ in range(2):
+            trainer.rollouts()
+            trainer.finish()
+        with Carried(client, "skipped", tmp_path):
+            until(lambda: client.run("skipped").published.version == 2)
+            term = client.run("skipped").term
+            again = FileTrainer(tmp_path, step=2)
+            until(lambda: client.run("skipped").term == term + 1)
+            until(lambda: client.run("skipped").published.version == 1)
+            assert client.run("skipped").committed_steps == 1
+            assert RunRpc(connect(service.address), "skipped").get().published_steps == 1
+            published = [path for path in (tmp_path / "published").glob("v00000001-*") if path.is_dir()]
+            assert [(path / "model.safetensors").read_bytes() for path in published] == [weights_of(1)]
+            again.rollouts()
+            again.finish()
+            until(lambda: client.run("skipped").published.version == 2)
+            assert client.run("skipped").ledger.balanced
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,8 @@ class Bridge:
             if position < trained:
                 logger.warning("the trainer has gone back to step %d", position + 1)
                 return False
-            if trained < position <= written:
+            # v(trained) itself was skipped where an earlier bridge found later weights at its look.
+            if trained < position <= written or session.version < position == trained:
                 self._publish(session, position)
                 trained = position
             checkpointed = self._checkpoint(session, trained, checkpointed)
