@@ -53,13 +53,14 @@ class Calls:
     async def delete_trash(self, run_id: str, at_once: int = 500) -> int:
         """Delete payloads that nothing refers to any more; returns how many keys were on trash.
 
-        The keys leave the trash together with their payloads, so none is lost.
+        The keys leave the trash after their payloads are gone, so a crash in between repeats a deletion and loses none.
+        No transaction: a server that is out of memory refuses to queue commands, those that free some too.
         """
         trash, deleted = index_key(run_id, "trash"), 0
         while True:
             keys = await self._connection.command("SRANDMEMBER", trash, at_once)
             if keys:
-                await self._connection.transaction(("UNLINK", *keys), ("SREM", trash, *keys))
+                await self._connection.commands(("UNLINK", *keys), ("SREM", trash, *keys))
             deleted += len(keys)
             if len(keys) < at_once:
                 return deleted

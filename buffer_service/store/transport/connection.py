@@ -108,12 +108,12 @@ class StoreConnection:
         """Send one command."""
         return await measured(self._meter, "command", self._single(self._control, parts))
 
-    async def transaction(self, *commands: Parts) -> None:
-        """Send commands that are carried out together, or not at all."""
-        await measured(self._meter, "command", self._together(self._control, commands))
+    async def commands(self, *commands: Parts) -> None:
+        """Send commands that are carried out in turn, at once."""
+        await measured(self._meter, "command", self._in_turn(self._control, commands))
 
-    async def _together(self, link: Link, commands: Sequence[Parts]) -> None:
-        replies, _ = await self._exchange.commands(link, [("MULTI",), *commands, ("EXEC",)])
+    async def _in_turn(self, link: Link, commands: Sequence[Parts]) -> None:
+        replies, _ = await self._exchange.commands(link, commands)
         for reply in replies:
             self._refusals.checked(reply)
 
