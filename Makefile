@@ -157,7 +157,7 @@ MODEL_TIMES ?= 10
 
 # What takes minutes by itself has a command of its own.
 APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults --ignore=tests/lab_live \
-	--ignore=tests/chart --ignore=tests/dashboards
+	--ignore=tests/chart --ignore=tests/dashboards --ignore=tests/cluster
 # Files of tests side by side; a test that fails can be run alone with PYTEST_SPREAD= PYTEST_ARGS=path/to/test.py.
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Weight updates of each pause mode with each manifest kind: with 8 there are about 100 in all.
@@ -168,9 +168,9 @@ FUZZ_SEED ?=
 MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
-.PHONY: fuzz test test-fast test-engine test-engine-full test-faults test-live test-model test-redis test-trl \
-	test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
-test: ## all tests but test-engine, test-faults, test-live, chart and dashboards, with real SGLang end to end
+.PHONY: fuzz test test-fast test-engine test-engine-full test-faults test-cluster test-live test-model test-redis \
+	test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
+test: ## all tests but test-engine, test-faults, test-cluster, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
@@ -190,6 +190,9 @@ test-engine-full: ## the same with 100 updates of each mode and kind; writes the
 
 test-faults: install ## histories of whole systems under random kills and failovers of the store
 	@$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+test-cluster: install ## payloads on a cluster of real servers: failovers, slots that move, rights, histories
+	@$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 fuzz: install ## a real service under random messages to every method and its admin page (about 2 minutes)
 	@FUZZ_SEED=$(FUZZ_SEED) FUZZ_MESSAGES=$(FUZZ_MESSAGES) $(BIN)/python -m tests.fuzz
