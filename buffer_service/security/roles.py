@@ -74,6 +74,8 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
     "PayloadService": {
         "GetWriteAccess": _rule(Role.WORKER, Role.TRAINER),
         "GetReadAccess": _TRAINER,
+        "WritePayload": _PUSH,
+        "ReadPayload": _TRAINER,
     },
     "BatchService": {
         # It may commit and checkpoint too, so its roles are those of the two.

@@ -72,6 +72,7 @@ class PullBatchRequest(google.protobuf.message.Message):
     DIRECT_FIELD_NUMBER: builtins.int
     COMMIT_THROUGH_STEP_FIELD_NUMBER: builtins.int
     CHECKPOINT_THROUGH_STEP_FIELD_NUMBER: builtins.int
+    READS_PARTS_FIELD_NUMBER: builtins.int
     term: builtins.int
     """The trainer's term; an older one is refused with `stale_term`."""
     step: builtins.int
@@ -109,6 +110,11 @@ class PullBatchRequest(google.protobuf.message.Message):
     """Checkpoints through this step after that commit and before the pull waits, as Checkpoint does, with its errors.
     Unset: frees nothing. Say it again with every repeat, until BatchInfo.checkpointed_steps came.
     """
+    reads_parts: builtins.bool
+    """The caller knows payloads in parts. With `direct` these come as keys too. Without, groups that are larger than a
+    message come as keys that the service has checked, for ReadPayload. A caller that does not say so is refused a
+    group larger than a message.
+    """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -128,9 +134,10 @@ class PullBatchRequest(google.protobuf.message.Message):
         direct: builtins.bool = ...,
         commit_through_step: builtins.int | None = ...,
         checkpoint_through_step: builtins.int | None = ...,
+        reads_parts: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_checkpoint_through_step", b"_checkpoint_through_step", "_commit_through_step", b"_commit_through_step", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "checkpoint_through_step", b"checkpoint_through_step", "commit_through_step", b"commit_through_step", "run", b"run", "train_version", b"train_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_checkpoint_through_step", b"_checkpoint_through_step", "_commit_through_step", b"_commit_through_step", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "checkpoint_through_step", b"checkpoint_through_step", "commit_through_step", b"commit_through_step", "direct", b"direct", "micro_batch", b"micro_batch", "rank", b"rank", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_checkpoint_through_step", b"_checkpoint_through_step", "_commit_through_step", b"_commit_through_step", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "checkpoint_through_step", b"checkpoint_through_step", "commit_through_step", b"commit_through_step", "direct", b"direct", "micro_batch", b"micro_batch", "rank", b"rank", "reads_parts", b"reads_parts", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
     @typing.overload
@@ -240,7 +247,7 @@ class DeliveredGroup(google.protobuf.message.Message):
     HEAD_VERSION_FIELD_NUMBER: builtins.int
     TAIL_VERSION_FIELD_NUMBER: builtins.int
     payload_key: builtins.str
-    """In place of the group, where the pull said `direct`: the key under which it lies in the store."""
+    """In place of the group, where the pull said `direct` or `reads_parts`: the key under which it lies in the store."""
     sequence: builtins.int
     """Position of acceptance within the run."""
     head_version: builtins.int

@@ -400,17 +400,23 @@ class StoredPayload(google.protobuf.message.Message):
 
     NONCE_FIELD_NUMBER: builtins.int
     CHECKSUM_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     nonce: builtins.bytes
     """16 random bytes, drawn anew for every write of other bytes."""
     checksum: builtins.int
     """XXH3-64 of the payload."""
+    parts: builtins.int
+    """Number of parts of 8 MiB, the last one shorter, in which the serialized group lies; at least 2. 0: it lies under
+    one key.
+    """
     def __init__(
         self,
         *,
         nonce: builtins.bytes = ...,
         checksum: builtins.int = ...,
+        parts: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checksum", b"checksum", "nonce", b"nonce"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checksum", b"checksum", "nonce", b"nonce", "parts", b"parts"]) -> None: ...
 
 Global___StoredPayload: typing_extensions.TypeAlias = StoredPayload
 
@@ -424,7 +430,9 @@ class Group(google.protobuf.message.Message):
     PAYLOAD_FIELD_NUMBER: builtins.int
     STORED_FIELD_NUMBER: builtins.int
     payload: builtins.bytes
-    """Payload of the group, at most the service's limit (default 64 MiB)."""
+    """Payload of the group, at most the service's limit of a message (default 64 MiB); where `stored` names parts, at most
+    PayloadAccess.max_group_bytes.
+    """
     @property
     def header(self) -> Global___GroupHeader:
         """Header of the group, at most 1 MiB; the only part that the service parses."""

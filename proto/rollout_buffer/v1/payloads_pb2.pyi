@@ -24,6 +24,96 @@ else:
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class WritePayloadRequest(google.protobuf.message.Message):
+    """Message of WritePayload: one part. Parts come in order, each of 8 MiB but the last."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    PAYLOAD_KEY_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    payload_key: builtins.str
+    """Key of the payload, in parts; in the first message only."""
+    part: builtins.bytes
+    """The part."""
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run; in the first message only."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+        payload_key: builtins.str = ...,
+        part: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["part", b"part", "payload_key", b"payload_key", "run", b"run"]) -> None: ...
+
+Global___WritePayloadRequest: typing_extensions.TypeAlias = WritePayloadRequest
+
+@typing.final
+class WritePayloadResponse(google.protobuf.message.Message):
+    """Reply of WritePayload: every part is in the store."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WRITTEN_BYTES_FIELD_NUMBER: builtins.int
+    written_bytes: builtins.int
+    """Bytes that were written: the size that the key names."""
+    def __init__(
+        self,
+        *,
+        written_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["written_bytes", b"written_bytes"]) -> None: ...
+
+Global___WritePayloadResponse: typing_extensions.TypeAlias = WritePayloadResponse
+
+@typing.final
+class ReadPayloadRequest(google.protobuf.message.Message):
+    """Request of ReadPayload."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    PAYLOAD_KEY_FIELD_NUMBER: builtins.int
+    payload_key: builtins.str
+    """Key of the payload, in parts, as DeliveredGroup has it."""
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+        payload_key: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["payload_key", b"payload_key", "run", b"run"]) -> None: ...
+
+Global___ReadPayloadRequest: typing_extensions.TypeAlias = ReadPayloadRequest
+
+@typing.final
+class ReadPayloadResponse(google.protobuf.message.Message):
+    """Message of ReadPayload: one part. Parts come in order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PART_FIELD_NUMBER: builtins.int
+    part: builtins.bytes
+    """The part."""
+    def __init__(
+        self,
+        *,
+        part: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["part", b"part"]) -> None: ...
+
+Global___ReadPayloadResponse: typing_extensions.TypeAlias = ReadPayloadResponse
+
+@typing.final
 class PayloadAccessRequest(google.protobuf.message.Message):
     """Request of GetWriteAccess and GetReadAccess."""
 
@@ -99,6 +189,7 @@ class PayloadAccess(google.protobuf.message.Message):
     UNPUSHED_MS_FIELD_NUMBER: builtins.int
     VALID_MS_FIELD_NUMBER: builtins.int
     RELAYED_BECAUSE_FIELD_NUMBER: builtins.int
+    MAX_GROUP_BYTES_FIELD_NUMBER: builtins.int
     username: builtins.str
     """User of the store."""
     password: builtins.str
@@ -115,6 +206,10 @@ class PayloadAccess(google.protobuf.message.Message):
     """Time for which this access is good; ask again before it is over."""
     relayed_because: builtins.str
     """Reason why the service relays; set where `addresses` is empty."""
+    max_group_bytes: builtins.int
+    """Largest payload of a group, in bytes, whichever way it goes. 0: the service knows no payloads in parts; then write
+    one key, and relay at most a message.
+    """
     @property
     def addresses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StoreAddress]:
         """Addresses, the best one first. Empty: the service relays."""
@@ -131,7 +226,8 @@ class PayloadAccess(google.protobuf.message.Message):
         unpushed_ms: builtins.int = ...,
         valid_ms: builtins.int = ...,
         relayed_because: builtins.str = ...,
+        max_group_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["addresses", b"addresses", "authorities_pem", b"authorities_pem", "database", b"database", "direct_from_bytes", b"direct_from_bytes", "password", b"password", "relayed_because", b"relayed_because", "unpushed_ms", b"unpushed_ms", "username", b"username", "valid_ms", b"valid_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["addresses", b"addresses", "authorities_pem", b"authorities_pem", "database", b"database", "direct_from_bytes", b"direct_from_bytes", "max_group_bytes", b"max_group_bytes", "password", b"password", "relayed_because", b"relayed_because", "unpushed_ms", b"unpushed_ms", "username", b"username", "valid_ms", b"valid_ms"]) -> None: ...
 
 Global___PayloadAccess: typing_extensions.TypeAlias = PayloadAccess

@@ -45,6 +45,16 @@ class PayloadServiceStub(object):
                 request_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.PayloadAccessRequest.SerializeToString,
                 response_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.PayloadAccess.FromString,
                 _registered_method=True)
+        self.WritePayload = channel.stream_unary(
+                '/rollout_buffer.v1.PayloadService/WritePayload',
+                request_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.WritePayloadRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.WritePayloadResponse.FromString,
+                _registered_method=True)
+        self.ReadPayload = channel.unary_stream(
+                '/rollout_buffer.v1.PayloadService/ReadPayload',
+                request_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadResponse.FromString,
+                _registered_method=True)
 
 
 class PayloadServiceServicer(object):
@@ -65,6 +75,22 @@ class PayloadServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WritePayload(self, request_iterator, context):
+        """Writes a payload in parts for a client that cannot reach the store. The push that follows names it as `stored`; what
+        none names in time expires.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadPayload(self, request, context):
+        """Reads the parts of a payload that a pull has named, for a client that cannot reach the store. The client checks the
+        whole against its key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PayloadServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +103,16 @@ def add_PayloadServiceServicer_to_server(servicer, server):
                     servicer.GetReadAccess,
                     request_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.PayloadAccessRequest.FromString,
                     response_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.PayloadAccess.SerializeToString,
+            ),
+            'WritePayload': grpc.stream_unary_rpc_method_handler(
+                    servicer.WritePayload,
+                    request_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.WritePayloadRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.WritePayloadResponse.SerializeToString,
+            ),
+            'ReadPayload': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadPayload,
+                    request_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +170,60 @@ class PayloadService(object):
             '/rollout_buffer.v1.PayloadService/GetReadAccess',
             rollout__buffer_dot_v1_dot_payloads__pb2.PayloadAccessRequest.SerializeToString,
             rollout__buffer_dot_v1_dot_payloads__pb2.PayloadAccess.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WritePayload(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/rollout_buffer.v1.PayloadService/WritePayload',
+            rollout__buffer_dot_v1_dot_payloads__pb2.WritePayloadRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_payloads__pb2.WritePayloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadPayload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rollout_buffer.v1.PayloadService/ReadPayload',
+            rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

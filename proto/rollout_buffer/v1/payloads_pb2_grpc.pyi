@@ -61,7 +61,39 @@ _PayloadServiceGetReadAccessType = typing_extensions.TypeVar(
     ],
 )
 
-class PayloadServiceStub(typing.Generic[_PayloadServiceGetWriteAccessType, _PayloadServiceGetReadAccessType]):
+_PayloadServiceWritePayloadType = typing_extensions.TypeVar(
+    '_PayloadServiceWritePayloadType',
+    grpc.StreamUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.WritePayloadRequest,
+        rollout_buffer.v1.payloads_pb2.WritePayloadResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.WritePayloadRequest,
+        rollout_buffer.v1.payloads_pb2.WritePayloadResponse,
+    ],
+    default=grpc.StreamUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.WritePayloadRequest,
+        rollout_buffer.v1.payloads_pb2.WritePayloadResponse,
+    ],
+)
+
+_PayloadServiceReadPayloadType = typing_extensions.TypeVar(
+    '_PayloadServiceReadPayloadType',
+    grpc.UnaryStreamMultiCallable[
+        rollout_buffer.v1.payloads_pb2.ReadPayloadRequest,
+        rollout_buffer.v1.payloads_pb2.ReadPayloadResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        rollout_buffer.v1.payloads_pb2.ReadPayloadRequest,
+        rollout_buffer.v1.payloads_pb2.ReadPayloadResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        rollout_buffer.v1.payloads_pb2.ReadPayloadRequest,
+        rollout_buffer.v1.payloads_pb2.ReadPayloadResponse,
+    ],
+)
+
+class PayloadServiceStub(typing.Generic[_PayloadServiceGetWriteAccessType, _PayloadServiceGetReadAccessType, _PayloadServiceWritePayloadType, _PayloadServiceReadPayloadType]):
     """Used by rollout workers and trainers at the start, before an access ends, and when one fails."""
 
     @typing.overload
@@ -73,6 +105,14 @@ class PayloadServiceStub(typing.Generic[_PayloadServiceGetWriteAccessType, _Payl
         grpc.UnaryUnaryMultiCallable[
             rollout_buffer.v1.payloads_pb2.PayloadAccessRequest,
             rollout_buffer.v1.payloads_pb2.PayloadAccess,
+        ],
+        grpc.StreamUnaryMultiCallable[
+            rollout_buffer.v1.payloads_pb2.WritePayloadRequest,
+            rollout_buffer.v1.payloads_pb2.WritePayloadResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            rollout_buffer.v1.payloads_pb2.ReadPayloadRequest,
+            rollout_buffer.v1.payloads_pb2.ReadPayloadResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -86,6 +126,14 @@ class PayloadServiceStub(typing.Generic[_PayloadServiceGetWriteAccessType, _Payl
             rollout_buffer.v1.payloads_pb2.PayloadAccessRequest,
             rollout_buffer.v1.payloads_pb2.PayloadAccess,
         ],
+        grpc.aio.StreamUnaryMultiCallable[
+            rollout_buffer.v1.payloads_pb2.WritePayloadRequest,
+            rollout_buffer.v1.payloads_pb2.WritePayloadResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            rollout_buffer.v1.payloads_pb2.ReadPayloadRequest,
+            rollout_buffer.v1.payloads_pb2.ReadPayloadResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetWriteAccess: _PayloadServiceGetWriteAccessType
@@ -93,6 +141,16 @@ class PayloadServiceStub(typing.Generic[_PayloadServiceGetWriteAccessType, _Payl
 
     GetReadAccess: _PayloadServiceGetReadAccessType
     """Access with which payloads of the run can be read, and nothing else."""
+
+    WritePayload: _PayloadServiceWritePayloadType
+    """Writes a payload in parts for a client that cannot reach the store. The push that follows names it as `stored`; what
+    none names in time expires.
+    """
+
+    ReadPayload: _PayloadServiceReadPayloadType
+    """Reads the parts of a payload that a pull has named, for a client that cannot reach the store. The client checks the
+    whole against its key.
+    """
 
 PayloadServiceAsyncStub: typing_extensions.TypeAlias = PayloadServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -102,6 +160,14 @@ PayloadServiceAsyncStub: typing_extensions.TypeAlias = PayloadServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         rollout_buffer.v1.payloads_pb2.PayloadAccessRequest,
         rollout_buffer.v1.payloads_pb2.PayloadAccess,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.WritePayloadRequest,
+        rollout_buffer.v1.payloads_pb2.WritePayloadResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        rollout_buffer.v1.payloads_pb2.ReadPayloadRequest,
+        rollout_buffer.v1.payloads_pb2.ReadPayloadResponse,
     ],
 ]
 
@@ -123,5 +189,25 @@ class PayloadServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.payloads_pb2.PayloadAccess, collections.abc.Awaitable[rollout_buffer.v1.payloads_pb2.PayloadAccess]]:
         """Access with which payloads of the run can be read, and nothing else."""
+
+    @abc.abstractmethod
+    def WritePayload(
+        self,
+        request_iterator: _MaybeAsyncIterator[rollout_buffer.v1.payloads_pb2.WritePayloadRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_buffer.v1.payloads_pb2.WritePayloadResponse, collections.abc.Awaitable[rollout_buffer.v1.payloads_pb2.WritePayloadResponse]]:
+        """Writes a payload in parts for a client that cannot reach the store. The push that follows names it as `stored`; what
+        none names in time expires.
+        """
+
+    @abc.abstractmethod
+    def ReadPayload(
+        self,
+        request: rollout_buffer.v1.payloads_pb2.ReadPayloadRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[rollout_buffer.v1.payloads_pb2.ReadPayloadResponse], collections.abc.AsyncIterator[rollout_buffer.v1.payloads_pb2.ReadPayloadResponse]]:
+        """Reads the parts of a payload that a pull has named, for a client that cannot reach the store. The client checks the
+        whole against its key.
+        """
 
 def add_PayloadServiceServicer_to_server(servicer: PayloadServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
