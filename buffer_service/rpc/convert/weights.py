@@ -70,6 +70,11 @@ def _files(files: pb.FilesManifest, at: str) -> None:
     if not files.base_url.startswith(_SCHEMES):
         raise InvalidField(f"{at}.base_url", files.base_url, "an absolute path, file:///, http:// or https://")
     fields.line(files.base_url, f"{at}.base_url", 1, _URL_CHARS)
+    fields.count(files.mirrors, f"{at}.mirrors", 0, 16)
+    for i, mirror in enumerate(files.mirrors):
+        if not mirror.startswith(_HTTP):
+            raise InvalidField(f"{at}.mirrors[{i}]", mirror, "http:// or https://")
+        fields.line(mirror, f"{at}.mirrors[{i}]", 1, 256)
     fields.count(files.files, f"{at}.files", 1, 4_096)
     for i, file in enumerate(files.files):
         if not limits.is_file_name(file.name):

@@ -162,6 +162,7 @@ class FilesManifest(google.protobuf.message.Message):
 
     BASE_URL_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
+    MIRRORS_FIELD_NUMBER: builtins.int
     base_url: builtins.str
     """A directory path (file:///... or absolute), or http(s)://... under which each file name is served, in ranges.
     At most 4,096 characters.
@@ -170,13 +171,20 @@ class FilesManifest(google.protobuf.message.Message):
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WeightFile]:
         """Files of the directory, 1 to 4,096."""
 
+    @property
+    def mirrors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Base URLs, http(s)://..., of relays that may have the files: {mirror}/sha256/{SHA-256 in hexadecimal}, in ranges. At
+        most 16, of at most 256 characters. They are asked before base_url, which a worker of an older release asks alone.
+        """
+
     def __init__(
         self,
         *,
         base_url: builtins.str = ...,
         files: collections.abc.Iterable[Global___WeightFile] | None = ...,
+        mirrors: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["base_url", b"base_url", "files", b"files"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base_url", b"base_url", "files", b"files", "mirrors", b"mirrors"]) -> None: ...
 
 Global___FilesManifest: typing_extensions.TypeAlias = FilesManifest
 
