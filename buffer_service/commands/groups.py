@@ -35,12 +35,20 @@ def push_portion(
         pushed = [_pushed(*group, outcome) for group, outcome in zip(groups, outcomes, strict=True)]
         return revision, ops.WeightVersion(term, version), pushed
 
-    return Command(run_id, "push", arguments, unpacked, payloads)
+    # A retry's are staged: they have been taken over.
+    written = [] if retry else [(key, _task_of(facts)) for facts, key in groups if facts.stored]
+    return Command(run_id, "push", arguments, unpacked, payloads, written)
 
 
 def abandon_push(run_id: str, payload_keys: Sequence[str]) -> Command[None]:
     """Give up blocked groups: their payloads are deleted. Of a run that is gone there are none left."""
     return Command(run_id, "abandon", pack(list(payload_keys)), nothing, acknowledges=False)
+
+
+def _task_of(facts: ops.GroupFacts) -> str:
+    """Name of the group's task on the store: that of an evaluation's is in its lease alone."""
+    of_queue = ops.sink_of(facts.lease_id) is ops.TaskSink.QUEUE
+    return facts.task_id if of_queue else facts.lease_id.rsplit("/", 2)[0]
 
 
 def _pushed(facts: ops.GroupFacts, key: str, outcome: bytes | list[bytes]) -> ops.Pushed | None:

@@ -27,7 +27,9 @@ class Command(Generic[T_co]):
     unpack: Callable[[str, Fields], T_co]
     """The result, of the reply's tag and fields."""
     payloads: Sequence[tuple[str, Buffer]] = ()
-    """Payloads to store in the same transaction: keys and bodies."""
+    """Payloads to store before the script indexes them: keys and bodies."""
+    written: Sequence[tuple[str, str]] = ()
+    """Payloads that their pushers have written to the store: keys, and the names of the tasks that they are of."""
     again: bytes | None = None
     """Arguments of the calls that follow while the reply's tag is `more`; None: such a reply is one like others."""
     rest: "Command[Any] | None" = None

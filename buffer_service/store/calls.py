@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from buffer_service.commands import abandon_push
-from buffer_service.commands.replies import parse
+from buffer_service.commands.replies import parse, text
 from buffer_service.domain.command import Command, Fields
 from buffer_service.store.keys import index_key
+from buffer_service.store.payloads.tier import Deleted, PayloadTier
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_wire.errors import (
     LayoutChanged,
@@ -24,8 +25,9 @@ T = TypeVar("T")
 class Calls:
     """A connection and the runs that are known to exist on it."""
 
-    def __init__(self, connection: StoreConnection) -> None:
+    def __init__(self, connection: StoreConnection, tier: PayloadTier) -> None:
         self._connection = connection
+        self._tier = tier
         self._known: set[str] = set()
 
     async def call(self, command: Command[T]) -> T:
@@ -50,24 +52,26 @@ class Calls:
         """Forget the run: it exists no more."""
         self._known.discard(run_id)
 
-    async def delete_trash(self, run_id: str, at_once: int = 500) -> int:
-        """Delete payloads that nothing refers to any more; returns how many keys were on trash.
+    async def delete_trash(self, run_id: str, at_once: int = 500) -> Deleted:
+        """Delete payloads that nothing refers to any more: the keys that were on trash, and why some still are.
 
         The keys leave the trash after their payloads are gone, so a crash in between repeats a deletion and loses none.
         No transaction: a server that is out of memory refuses to queue commands, those that free some too.
         """
-        trash, deleted = index_key(run_id, "trash"), 0
+        trash, deleted = index_key(run_id, "trash"), list[str]()
         while True:
-            keys = await self._connection.command("SRANDMEMBER", trash, at_once)
-            if keys:
-                await self._connection.commands(("UNLINK", *keys), ("SREM", trash, *keys))
-            deleted += len(keys)
-            if len(keys) < at_once:
-                return deleted
+            keys = [text(key) for key in await self._connection.command("SRANDMEMBER", trash, at_once)]
+            gone = await self._tier.delete(run_id, keys)
+            if gone.keys:
+                await self._connection.command("SREM", trash, *gone.keys)
+            deleted += gone.keys
+            # Where most are on servers that are away, the next look would find little else.
+            if len(keys) < at_once or 2 * len(gone.keys) < at_once:
+                return Deleted(deleted, gone.away)
 
     async def _reply(self, command: Command[Any], arguments: bytes) -> tuple[str, Fields]:
         """Tag and fields of one call of the command's script. Raises what its refusal stands for."""
-        if command.payloads:
+        if command.payloads or command.written:
             return await self._reply_to_payloads(command)
         return parse(command.run_id, await self._connection.run(command, arguments))
 
@@ -79,7 +83,7 @@ class Calls:
         run_id, keys = command.run_id, [key for key, _ in command.payloads]
         await self._check_exists(run_id)
         try:
-            return parse(run_id, await self._connection.store_and_run(command))
+            return parse(run_id, await self._tier.store_and_run(command))
         except (LayoutChanged, UnknownRun, StoreOutOfMemory):
             self._known.discard(run_id)
             await self._delete_staged(run_id, keys)
@@ -98,5 +102,6 @@ class Calls:
             self._known.add(run_id)
 
     async def _delete_staged(self, run_id: str, keys: Sequence[str]) -> None:
-        await self._connection.command("UNLINK", *keys)
-        await self._connection.command("ZREM", index_key(run_id, "staging"), *keys)
+        if keys:
+            await self._tier.delete(run_id, keys)
+            await self._connection.command("ZREM", index_key(run_id, "staging"), *keys)

@@ -60,7 +60,7 @@ class Housekeeping:
                 done += await self._bury(run_id)
                 break
             done += swept
-        return done + await self._calls.delete_trash(run_id)
+        return done + len((await self._calls.delete_trash(run_id)).keys)
 
     async def _delete(self, run_id: str, *, begin: bool) -> int:
         """Delete payloads until none is left; returns how many went."""
@@ -69,7 +69,11 @@ class Housekeeping:
         self._calls.forget(run_id)
         await self._users.forget(run_id)
         while more:
-            deleted += await self._calls.delete_trash(run_id)
+            gone = await self._calls.delete_trash(run_id)
+            deleted += len(gone.keys)
+            if gone.away is not None:
+                # Whoever sweeps next goes on.
+                raise gone.away
             try:
                 more = await self._calls.call(runs.delete_portion(run_id, begin=False))
             except UnknownRun:

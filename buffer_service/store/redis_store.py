@@ -18,6 +18,7 @@ from buffer_service.store.calls import Calls
 from buffer_service.store.housekeeping import Housekeeping
 from buffer_service.store.keys import RUNS, index_key, new_secret
 from buffer_service.store.notifications import StoreNotifications
+from buffer_service.store.payloads.tier import PayloadTier, WithIndex
 from buffer_service.store.pushing import Pushing
 from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.suitability import check_layout, check_suitable, fields_of
@@ -42,11 +43,12 @@ class RedisRunStore:
     number of replicas may work on the same run.
     """
 
-    def __init__(self, connection: StoreConnection, recent: RecentPayloads) -> None:
+    def __init__(self, connection: StoreConnection, tier: PayloadTier, recent: RecentPayloads) -> None:
         self.notifications = StoreNotifications(connection.primary)
         self._connection = connection
+        self._tier = tier
         self._recent = recent
-        self._calls = Calls(connection)
+        self._calls = Calls(connection, tier)
         self._pushing = Pushing(self._calls, recent)
         self._users = PayloadUsers(connection)
         self._housekeeping = Housekeeping(connection, self._calls, self._users)
@@ -76,7 +78,7 @@ class RedisRunStore:
         except BaseException:
             await connection.close()
             raise
-        self = cls(connection, RecentPayloads(recent_bytes))
+        self = cls(connection, WithIndex(connection), RecentPayloads(recent_bytes))
         self._tasks = [
             asyncio.create_task(self.notifications.listen(), name="store-notifications"),
             asyncio.create_task(connection.primary.watch(), name="store-primary"),
@@ -131,7 +133,7 @@ class RedisRunStore:
         leased, keys = await self.call(tasks.lease(run_id, ask, seen_revision=seen_revision))
         if not any(keys):
             return leased
-        found = iter(await self._connection.fetch([key for key in keys if key]))
+        found = iter(await self._tier.get([key for key in keys if key]))
         bodies = [bytes(next(found) or b"") if key else b"" for key in keys]
         grants = [replace(grant, partial_rollout=body) for grant, body in zip(leased.grants, bodies, strict=True)]
         return replace(leased, grants=grants)
@@ -152,13 +154,13 @@ class RedisRunStore:
         found = self._recent.take(payload_keys)
         missing = [key for key, body in zip(payload_keys, found, strict=True) if body is None]
         if missing:
-            stored = iter(await self._connection.fetch(missing))
+            stored = iter(await self._tier.get(missing))
             found = [next(stored) if body is None else body for body in found]
         return found
 
     async def read_payload(self, key: str, first: int, size: int) -> bytes:
         """A part of a stored body."""
-        return bytes(await self._connection.fetch_part(key, first, size))
+        return bytes(await self._tier.part(key, first, size))
 
     def payload_place(self) -> ops.StorePlace:
         """Place of the payloads: where the service reaches the store at present."""

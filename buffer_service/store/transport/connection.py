@@ -108,15 +108,6 @@ class StoreConnection:
         """Send one command."""
         return await measured(self._meter, "command", self._single(self._control, parts))
 
-    async def commands(self, *commands: Parts) -> None:
-        """Send commands that are carried out in turn, at once."""
-        await measured(self._meter, "command", self._in_turn(self._control, commands))
-
-    async def _in_turn(self, link: Link, commands: Sequence[Parts]) -> None:
-        replies, _ = await self._exchange.commands(link, commands)
-        for reply in replies:
-            self._refusals.checked(reply)
-
     async def _decide(self, link: Link, parts: Sequence[Parts], command: Command[Any]) -> Buffer:
         """The script's reply; `parts` call it alone, or at the end of a transaction."""
 
