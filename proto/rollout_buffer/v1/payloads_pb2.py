@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rollout_buffer.v1 import common_pb2 as rollout__buffer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rollout_buffer/v1/payloads.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\"`\n\x13WritePayloadRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x13\n\x0bpayload_key\x18\x02 \x01(\t\x12\x0c\n\x04part\x18\x03 \x01(\x0c\"-\n\x14WritePayloadResponse\x12\x15\n\rwritten_bytes\x18\x01 \x01(\x04\"Q\n\x12ReadPayloadRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x13\n\x0bpayload_key\x18\x02 \x01(\t\"#\n\x13ReadPayloadResponse\x12\x0c\n\x04part\x18\x01 \x01(\x0c\"b\n\x14PayloadAccessRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x0f\n\x07trouble\x18\x03 \x01(\t\"J\n\x0cStoreAddress\x12\x11\n\tunix_path\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0b\n\x03tls\x18\x04 \x01(\x08\"\x86\x02\n\rPayloadAccess\x12\x32\n\taddresses\x18\x01 \x03(\x0b\x32\x1f.rollout_buffer.v1.StoreAddress\x12\x10\n\x08username\x18\x02 \x01(\t\x12\x10\n\x08password\x18\x03 \x01(\t\x12\x10\n\x08\x64\x61tabase\x18\x04 \x01(\r\x12\x17\n\x0f\x61uthorities_pem\x18\x05 \x01(\x0c\x12\x19\n\x11\x64irect_from_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bunpushed_ms\x18\x07 \x01(\r\x12\x10\n\x08valid_ms\x18\x08 \x01(\r\x12\x17\n\x0frelayed_because\x18\t \x01(\t\x12\x17\n\x0fmax_group_bytes\x18\n \x01(\x04\x32\x8c\x03\n\x0ePayloadService\x12[\n\x0eGetWriteAccess\x12\'.rollout_buffer.v1.PayloadAccessRequest\x1a .rollout_buffer.v1.PayloadAccess\x12Z\n\rGetReadAccess\x12\'.rollout_buffer.v1.PayloadAccessRequest\x1a .rollout_buffer.v1.PayloadAccess\x12\x61\n\x0cWritePayload\x12&.rollout_buffer.v1.WritePayloadRequest\x1a\'.rollout_buffer.v1.WritePayloadResponse(\x01\x12^\n\x0bReadPayload\x12%.rollout_buffer.v1.ReadPayloadRequest\x1a&.rollout_buffer.v1.ReadPayloadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rollout_buffer/v1/payloads.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\"`\n\x13WritePayloadRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x13\n\x0bpayload_key\x18\x02 \x01(\t\x12\x0c\n\x04part\x18\x03 \x01(\x0c\"-\n\x14WritePayloadResponse\x12\x15\n\rwritten_bytes\x18\x01 \x01(\x04\"Q\n\x12ReadPayloadRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x13\n\x0bpayload_key\x18\x02 \x01(\t\"#\n\x13ReadPayloadResponse\x12\x0c\n\x04part\x18\x01 \x01(\x0c\"x\n\x14PayloadAccessRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x0f\n\x07trouble\x18\x03 \x01(\t\x12\x14\n\x0cknows_shards\x18\x04 \x01(\x08\"J\n\x0cStoreAddress\x12\x11\n\tunix_path\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0b\n\x03tls\x18\x04 \x01(\x08\"(\n\tSlotRange\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0c\n\x04last\x18\x02 \x01(\r\"k\n\nStoreShard\x12\x30\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x1f.rollout_buffer.v1.StoreAddress\x12+\n\x05slots\x18\x02 \x03(\x0b\x32\x1c.rollout_buffer.v1.SlotRange\"\xb5\x02\n\rPayloadAccess\x12\x32\n\taddresses\x18\x01 \x03(\x0b\x32\x1f.rollout_buffer.v1.StoreAddress\x12\x10\n\x08username\x18\x02 \x01(\t\x12\x10\n\x08password\x18\x03 \x01(\t\x12\x10\n\x08\x64\x61tabase\x18\x04 \x01(\r\x12\x17\n\x0f\x61uthorities_pem\x18\x05 \x01(\x0c\x12\x19\n\x11\x64irect_from_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bunpushed_ms\x18\x07 \x01(\r\x12\x10\n\x08valid_ms\x18\x08 \x01(\r\x12\x17\n\x0frelayed_because\x18\t \x01(\t\x12\x17\n\x0fmax_group_bytes\x18\n \x01(\x04\x12-\n\x06shards\x18\x0b \x03(\x0b\x32\x1d.rollout_buffer.v1.StoreShard2\x8c\x03\n\x0ePayloadService\x12[\n\x0eGetWriteAccess\x12\'.rollout_buffer.v1.PayloadAccessRequest\x1a .rollout_buffer.v1.PayloadAccess\x12Z\n\rGetReadAccess\x12\'.rollout_buffer.v1.PayloadAccessRequest\x1a .rollout_buffer.v1.PayloadAccess\x12\x61\n\x0cWritePayload\x12&.rollout_buffer.v1.WritePayloadRequest\x1a\'.rollout_buffer.v1.WritePayloadResponse(\x01\x12^\n\x0bReadPayload\x12%.rollout_buffer.v1.ReadPayloadRequest\x1a&.rollout_buffer.v1.ReadPayloadResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,11 +41,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READPAYLOADRESPONSE']._serialized_start=315
   _globals['_READPAYLOADRESPONSE']._serialized_end=350
   _globals['_PAYLOADACCESSREQUEST']._serialized_start=352
-  _globals['_PAYLOADACCESSREQUEST']._serialized_end=450
-  _globals['_STOREADDRESS']._serialized_start=452
-  _globals['_STOREADDRESS']._serialized_end=526
-  _globals['_PAYLOADACCESS']._serialized_start=529
-  _globals['_PAYLOADACCESS']._serialized_end=791
-  _globals['_PAYLOADSERVICE']._serialized_start=794
-  _globals['_PAYLOADSERVICE']._serialized_end=1190
+  _globals['_PAYLOADACCESSREQUEST']._serialized_end=472
+  _globals['_STOREADDRESS']._serialized_start=474
+  _globals['_STOREADDRESS']._serialized_end=548
+  _globals['_SLOTRANGE']._serialized_start=550
+  _globals['_SLOTRANGE']._serialized_end=590
+  _globals['_STORESHARD']._serialized_start=592
+  _globals['_STORESHARD']._serialized_end=699
+  _globals['_PAYLOADACCESS']._serialized_start=702
+  _globals['_PAYLOADACCESS']._serialized_end=1011
+  _globals['_PAYLOADSERVICE']._serialized_start=1014
+  _globals['_PAYLOADSERVICE']._serialized_end=1410
 # @@protoc_insertion_point(module_scope)

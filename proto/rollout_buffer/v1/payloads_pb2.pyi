@@ -122,12 +122,15 @@ class PayloadAccessRequest(google.protobuf.message.Message):
     RUN_FIELD_NUMBER: builtins.int
     CLIENT_ID_FIELD_NUMBER: builtins.int
     TROUBLE_FIELD_NUMBER: builtins.int
+    KNOWS_SHARDS_FIELD_NUMBER: builtins.int
     client_id: builtins.str
     """Who asks, as people are to read it in the run's state: a worker's id, or "trainer rank 0". 1 to 128 characters."""
     trouble: builtins.str
     """Reason why the caller could not use what it was given last; empty where it could, or asks for the first time. At
     most 512 characters.
     """
+    knows_shards: builtins.bool
+    """True when the caller knows `shards`. The payloads of one that does not are relayed where they lie on a cluster."""
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -138,9 +141,10 @@ class PayloadAccessRequest(google.protobuf.message.Message):
         run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
         client_id: builtins.str = ...,
         trouble: builtins.str = ...,
+        knows_shards: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client_id", b"client_id", "run", b"run", "trouble", b"trouble"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["client_id", b"client_id", "knows_shards", b"knows_shards", "run", b"run", "trouble", b"trouble"]) -> None: ...
 
 Global___PayloadAccessRequest: typing_extensions.TypeAlias = PayloadAccessRequest
 
@@ -175,6 +179,57 @@ class StoreAddress(google.protobuf.message.Message):
 Global___StoreAddress: typing_extensions.TypeAlias = StoreAddress
 
 @typing.final
+class SlotRange(google.protobuf.message.Message):
+    """Slots of a cluster, one after the other. A key's slot is CRC16 (XMODEM) of its hash tag, or else of the whole key,
+    modulo 16,384.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: builtins.int
+    LAST_FIELD_NUMBER: builtins.int
+    first: builtins.int
+    """First slot."""
+    last: builtins.int
+    """Last slot, of the range too; at most 16,383."""
+    def __init__(
+        self,
+        *,
+        first: builtins.int = ...,
+        last: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "last", b"last"]) -> None: ...
+
+Global___SlotRange: typing_extensions.TypeAlias = SlotRange
+
+@typing.final
+class StoreShard(google.protobuf.message.Message):
+    """Shard of a cluster: what lies in its slots is read from its primary, and written there."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    @property
+    def address(self) -> Global___StoreAddress:
+        """Address of the primary."""
+
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SlotRange]:
+        """Slots of the shard."""
+
+    def __init__(
+        self,
+        *,
+        address: Global___StoreAddress | None = ...,
+        slots: collections.abc.Iterable[Global___SlotRange] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["address", b"address"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "slots", b"slots"]) -> None: ...
+
+Global___StoreShard: typing_extensions.TypeAlias = StoreShard
+
+@typing.final
 class PayloadAccess(google.protobuf.message.Message):
     """Access to the payloads of one run, in one direction."""
 
@@ -190,6 +245,7 @@ class PayloadAccess(google.protobuf.message.Message):
     VALID_MS_FIELD_NUMBER: builtins.int
     RELAYED_BECAUSE_FIELD_NUMBER: builtins.int
     MAX_GROUP_BYTES_FIELD_NUMBER: builtins.int
+    SHARDS_FIELD_NUMBER: builtins.int
     username: builtins.str
     """User of the store."""
     password: builtins.str
@@ -205,14 +261,20 @@ class PayloadAccess(google.protobuf.message.Message):
     valid_ms: builtins.int
     """Time for which this access is good; ask again before it is over."""
     relayed_because: builtins.str
-    """Reason why the service relays; set where `addresses` is empty."""
+    """Reason why the service relays; set where `addresses` and `shards` are empty."""
     max_group_bytes: builtins.int
     """Largest payload of a group, in bytes, whichever way it goes. 0: the service knows no payloads in parts; then write
     one key, and relay at most a message.
     """
     @property
     def addresses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StoreAddress]:
-        """Addresses, the best one first. Empty: the service relays."""
+        """Addresses, the best one first. Empty: the payloads lie on a cluster, see `shards`, or the service relays."""
+
+    @property
+    def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StoreShard]:
+        """Shards of the cluster on which the payloads lie, in place of `addresses`; every user is one of each. A shard that
+        answers MOVED, or is not there, may be another one by now: ask for access again.
+        """
 
     def __init__(
         self,
@@ -227,7 +289,8 @@ class PayloadAccess(google.protobuf.message.Message):
         valid_ms: builtins.int = ...,
         relayed_because: builtins.str = ...,
         max_group_bytes: builtins.int = ...,
+        shards: collections.abc.Iterable[Global___StoreShard] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["addresses", b"addresses", "authorities_pem", b"authorities_pem", "database", b"database", "direct_from_bytes", b"direct_from_bytes", "max_group_bytes", b"max_group_bytes", "password", b"password", "relayed_because", b"relayed_because", "unpushed_ms", b"unpushed_ms", "username", b"username", "valid_ms", b"valid_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["addresses", b"addresses", "authorities_pem", b"authorities_pem", "database", b"database", "direct_from_bytes", b"direct_from_bytes", "max_group_bytes", b"max_group_bytes", "password", b"password", "relayed_because", b"relayed_because", "shards", b"shards", "unpushed_ms", b"unpushed_ms", "username", b"username", "valid_ms", b"valid_ms"]) -> None: ...
 
 Global___PayloadAccess: typing_extensions.TypeAlias = PayloadAccess
