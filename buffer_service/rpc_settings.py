@@ -25,6 +25,7 @@ class RpcSettings:
     max_token_rpcs: int
     max_token_rpcs_per_s: int
     max_connections: int
+    connection_age_s: float
     blocked_bytes: int
     max_run_groups: int
     max_run_tokens: int

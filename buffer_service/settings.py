@@ -119,6 +119,9 @@ class Settings(BaseSettings):
     max_connections: int = Field(default=4_096, ge=1, le=1_000_000)
     """Connections that one process holds at once; more are closed as they come. Fewer where the limit of open files
     leaves no more."""
+    connection_age_s: float = Field(default=900.0, ge=0.0, le=86_400.0)
+    """Age in seconds, give or take a tenth, from which a connection takes no new calls: its client connects anew,
+    perhaps to another replica. Streams without end end in good order a little later. 0: never."""
     blocked_bytes: int = Field(default=256 * MIB, ge=1 * MIB, le=1 << 40)
     """Bytes that one process holds in memory of messages on their way: a quarter for those coming in, half for those
     going out, the rest for gRPC. As many of pushes may lie in the store unacknowledged, and one bundle per stream."""

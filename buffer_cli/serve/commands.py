@@ -36,6 +36,7 @@ _STREAMS_OF_ONE = "Those of one token; 0 for no bound of its own."
 _RPCS_OF_ONE = "RPCs of one token that one process has in progress; 0 for no bound."
 _RATE_OF_ONE = "RPCs of one token that one process begins in a second; 0 for no bound."
 _CONNECTIONS = "Connections that one process holds at once."
+_AGE = "Age from which a connection takes no new calls, so that clients spread over replicas; 0: none."
 _BLOCKED = "Bytes that one process holds of messages on their way, and bytes of its unacknowledged pushes."
 _QUOTA = "Largest quota_{0} of a run, and the quota of one that sets none. Default: no bound."
 _QUOTAS = "Bounds of every run"
@@ -75,6 +76,7 @@ def serve(
     max_token_rpcs: Annotated[int | None, typer.Option(help=_RPCS_OF_ONE)] = None,
     max_token_rpcs_per_s: Annotated[int | None, typer.Option(help=_RATE_OF_ONE)] = None,
     max_connections: Annotated[int | None, typer.Option(help=_CONNECTIONS)] = None,
+    connection_age_s: Annotated[float | None, typer.Option(help=_AGE)] = None,
     blocked_bytes: Annotated[int | None, typer.Option(help=_BLOCKED)] = None,
     max_run_groups: Annotated[int | None, typer.Option(help=_QUOTA.format("groups"), rich_help_panel=_QUOTAS)] = None,
     max_run_tokens: Annotated[int | None, typer.Option(help=_QUOTA.format("tokens"), rich_help_panel=_QUOTAS)] = None,

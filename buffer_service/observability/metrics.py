@@ -87,8 +87,14 @@ class RpcMetrics:
             "Calls that were refused for who made them: unauthenticated or permission_denied.",
             ["reason"],
         )
+        aged = counter(
+            "rollout_buffer_aged_streams",
+            "Streams that ended in good order at their age (connection_age_s), for their clients to connect anew.",
+            ["method"],
+        )
         # From 0, or the first one would not be seen as an increase.
         self._refused = {reason: refused.labels(reason) for reason in REFUSALS}
+        self._aged = {method: aged.labels(method) for method in ("PushGroups", "WatchWeights")}
         self._tally = Tally()
         # Looking up a label costs more than counting.
         self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup")}
@@ -132,6 +138,10 @@ class RpcMetrics:
     def refused(self, reason: str) -> None:
         """Count a call that was refused because of its caller."""
         self._refused[reason].inc()
+
+    def aged(self, method: str) -> None:
+        """Count a stream that ended at its age."""
+        self._aged[method].inc()
 
     def received(self, method: str, size: int) -> None:
         """A message with groups came in."""

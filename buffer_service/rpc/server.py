@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.convert.policies import QuotaBounds
+from buffer_service.rpc.flow.ages import StreamAges
 from buffer_service.rpc.flow.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.flow.drain import Drain
 from buffer_service.rpc.flow.leasing import Leasing
@@ -101,10 +102,14 @@ class RpcServer:
 def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, gate: Gate) -> RpcServer:
     """Put a server together on a store; its port is added by the caller."""
     metrics = RpcMetrics(registry)
-    options = server_options(settings.max_message_bytes, max_connections=settings.max_connections)
+    options = server_options(
+        settings.max_message_bytes,
+        max_connections=settings.max_connections,
+        connection_age_s=settings.connection_age_s,
+    )
     shares = Shares(settings.max_token_rpcs, settings.max_token_rpcs_per_s)
     server = grpc.aio.server(interceptors=[Guard(metrics, gate, shares)], options=options)
-    drain, janitor = Drain(), Janitor(store)
+    drain, ages, janitor = Drain(), StreamAges(settings.connection_age_s, metrics), Janitor(store)
     lines = WaitingLines(store.notifications, drain)
     slots = StreamSlots(settings.max_streams, settings.max_token_streams)
     pushes = Pushes(store, lines, janitor, metrics)
@@ -113,7 +118,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     incoming = Room(settings.blocked_bytes // 4, metrics.holds("in"))
     outgoing = Room(settings.blocked_bytes // 2, metrics.holds("out"))
     groups = GroupServicer(
-        PushParts(store, pushes, budget, Incoming(incoming), drain, metrics, settings.max_message_bytes), slots
+        PushParts(store, pushes, budget, Incoming(incoming), drain, ages, metrics, settings.max_message_bytes), slots
     )
     batches = loop.BatchServicer(store, PullStream(store, lines, outgoing, metrics, settings.direct_from_bytes), slots)
     server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches)))
@@ -124,7 +129,9 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     tasks_pb2_grpc.add_TaskServiceServicer_to_server(
         loop.TaskServicer(store, Leasing(store, lines), drain, metrics, lease_bytes), server
     )
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(loop.WeightServicer(store, WeightsFeed(store, lines)), server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(
+        loop.WeightServicer(store, WeightsFeed(store, lines, ages)), server
+    )
     evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, slots), server)
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
     payloads_pb2_grpc.add_PayloadServiceServicer_to_server(PayloadServicer(store, settings), server)

@@ -55,13 +55,17 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
 
 
 def server_options(
-    max_message_bytes: int = MAX_MESSAGE_BYTES, max_connections: int = 0, keepalive_s: float = KEEPALIVE_S
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    max_connections: int = 0,
+    keepalive_s: float = KEEPALIVE_S,
+    connection_age_s: float = 0.0,
 ) -> Options:
     """Options of a server: tolerates the clients' keepalive, shares its port, bounds what a peer can hold.
 
     `max_connections`: connections at once, more are closed as they come; 0: no bound. `keepalive_s`: a connection whose
     peer says nothing for so long and half as long again is closed, which ends its RPCs. So a client whose host is lost
-    gives back its stream slots.
+    gives back its stream slots. `connection_age_s`: a connection that old, give or take a tenth, takes no new RPCs,
+    which their client begins on a new one; those that it has go on for as long as they like; 0: no such age.
     """
     return [
         *message_options(max_message_bytes),
@@ -72,6 +76,7 @@ def server_options(
         ("grpc.max_concurrent_streams", MAX_RPCS_PER_CONNECTION),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         *([("grpc.max_allowed_incoming_connections", max_connections)] if max_connections else []),
+        *([("grpc.max_connection_age_ms", round(connection_age_s * 1_000))] if connection_age_s else []),
         ("grpc.so_reuseport", 1),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),

@@ -18,6 +18,7 @@ from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert import groups as convert
 from buffer_service.rpc.convert.groups import Entry
+from buffer_service.rpc.flow.ages import StreamAges
 from buffer_service.rpc.flow.budget import ByteBudget
 from buffer_service.rpc.flow.drain import Drain
 from buffer_service.rpc.flow.pushes import Pushes
@@ -54,6 +55,7 @@ class PushParts:
     budget: ByteBudget
     incoming: Incoming
     drain: Drain
+    ages: StreamAges
     metrics: RpcMetrics
     max_payload_bytes: int
 
@@ -75,7 +77,7 @@ class PushStream:
         """Set when something was read, or when what was read is acknowledged."""
 
     async def run(self) -> None:
-        """Serve until the client ends its side, or an error ends both."""
+        """Serve until the client ends its side, an error ends both, or the stream is old and what it has is pushed."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read_ahead())
@@ -93,7 +95,7 @@ class PushStream:
     async def _read_ahead(self) -> None:
         sequence = 0
         try:
-            async with self._parts.drain.interruptible():
+            async with self._parts.drain.interruptible(), self._parts.ages.limit("PushGroups"):
                 while await self._read_one(sequence + 1):
                     sequence += 1
         except RolloutBufferError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
+from buffer_service.rpc.flow.ages import StreamAges
 from buffer_service.rpc.flow.waiting import WaitingLines
 
 FRESH_S = 0.5
@@ -30,19 +31,21 @@ class _Reading:
 class WeightsFeed:
     """The watches of one replica."""
 
-    def __init__(self, store: RunStore, lines: WaitingLines) -> None:
+    def __init__(self, store: RunStore, lines: WaitingLines, ages: StreamAges) -> None:
         self._store = store
         self._lines = lines
+        self._ages = ages
         self._readings: dict[str, _Reading] = {}
 
     async def views(self, run_id: str) -> AsyncIterator[ops.WeightsView]:
-        """Stream of the published weights, without end. Raises UnknownRun, and NotReady when the process shuts down."""
+        """Stream of the published weights, until its age. Raises UnknownRun, NotReady when the process shuts down."""
         reading = self._readings.setdefault(run_id, _Reading())
         reading.watchers += 1
         last: tuple[ops.WeightVersion, bytes, bool, bytes] | None = None
         might_load = True
+        ends_at = self._ages.ends_at()
         try:
-            while True:
+            while not self._ages.passed("WatchWeights", ends_at):
                 ticket = self._lines.ticket(run_id, Topic.WEIGHTS)
                 view = await self._read(run_id, reading)
                 state = (view.published, view.manifest, view.paused, view.plan)
@@ -52,7 +55,7 @@ class WeightsFeed:
                 if state != last or asks_again:
                     last = state
                     yield view
-                await self._lines.hint(run_id, Topic.WEIGHTS, ticket)
+                await self._lines.hint(run_id, Topic.WEIGHTS, ticket, ends_at)
         finally:
             reading.watchers -= 1
             if not reading.watchers:
