@@ -143,6 +143,8 @@ class Policy(NamedFields):
     # ── weights ──────────────────────────────────────────────────────────────
     max_unavailable_engines: int | None = None
     """Engines that may be out of service at once to load weights from files; 0 (default) is no limit."""
+    fresh_start_ms: int | None = None
+    """Longest time in ms that an engine gets no new group because it is about to load; default 30,000, 0: never."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.environments, Mapping):

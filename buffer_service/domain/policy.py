@@ -122,6 +122,7 @@ class RunPolicy:
     wait_replicas: Annotated[int, Between(0, 16)] = 0
     wait_timeout_ms: Annotated[int, Between(1, 60_000)] = 1_000
     max_unavailable_engines: Annotated[int, Between(0, 1_000_000)] = 0
+    fresh_start_ms: Annotated[int, Between(0, 600_000)] = 30_000
 
     def __post_init__(self) -> None:
         if self.max_queued_groups == 0:

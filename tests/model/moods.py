@@ -180,6 +180,7 @@ MOODS = {
             "report_engine": 3,
             "report_for_loads": 6,
             "take_turns": 4,
+            "start_fresh": 4,
             "outlive_a_place": 6,
             "fall_silent": 4,
             "hold_for_long": 2,

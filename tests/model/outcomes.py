@@ -93,6 +93,8 @@ EXPECTED = frozenset(
         "publish:repeated",
         "plan:new",
         "plan:repeated",
+        "lease:behind:granted",
+        "lease:behind:none",
         *(f"load:{answer}" for answer in ("granted", "refused", "unlimited", "not_in_service", "over", "not_its_turn")),
         "engine:forgotten",
         "worker:forgotten",

@@ -190,7 +190,11 @@ def _recording(draw: Draw, values: Values) -> Values:
 
 def _rolling(draw: Draw, values: Values) -> Values:
     lease_ttl_ms = draw.pick((values["lease_ttl_ms"], 3_600_000))
-    return {"max_unavailable_engines": draw.pick((0, 1, 1, 2)), "lease_ttl_ms": lease_ttl_ms}
+    return {
+        "max_unavailable_engines": draw.pick((0, 1, 1, 2)),
+        "lease_ttl_ms": lease_ttl_ms,
+        "fresh_start_ms": draw.pick((0, 50, 30_000, 30_000)),
+    }
 
 
 FEATURES: dict[str, Callable[[Draw, Values], Values]] = {

@@ -9,7 +9,7 @@ from buffer_service.rules.totals import RELOAD_PHASES
 from tests.model.drawing import Draw
 from tests.model.notation import Entry
 from tests.model.trainer_actions import TrainerActions
-from tests.model.universe import COUNTERS, LOADERS, LOADING_STATES, PHASES
+from tests.model.universe import COUNTERS, ENGINES, LOADERS, LOADING_STATES, PHASES
 from tests.oracle.engines import FORGOTTEN_MS
 
 
@@ -82,6 +82,25 @@ class WeightActions(TrainerActions):
         if ahead:
             self.pair.do(Entry("time", (draw.pick(ahead[:4]),)))
             self.report_for_loads(draw)
+
+    def start_fresh(self, draw: Draw) -> None:
+        """An engine shows how long it takes to load, and asks for work right after the next publish."""
+        self.submit(draw)
+        engine_id, lag = ENGINES[0], draw.pick((1, 40, 40, 2_000))
+        self._report(draw, engine_id, "ready", wants_load=False)
+        for after_ms in (lag, lag * draw.pick((7, 8, 40))):
+            self.publish_some(1)
+            self.pair.do(Entry("time", (after_ms,)))
+            self._report(draw, engine_id, "ready", wants_load=False)
+        old = self.versions[-1]
+        self.publish_some(1)
+        for after_ms in (0, draw.pick((lag, 2 * lag)), 1):
+            self.pair.do(Entry("time", (after_ms,)))
+            before = self.view.statistics["leases_granted"]
+            self.lease_with(old, 1)
+            granted = self.view.statistics["leases_granted"] > before
+            self.pair.seen["lease:behind:" + ("granted" if granted else "none")] += 1
+        self.lease_with_the_newest(1)
 
     def fall_silent(self, draw: Draw) -> None:
         """Engines and workers that were there are forgotten by the sweep, or just not yet; then some come back."""

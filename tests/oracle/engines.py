@@ -32,6 +32,8 @@ class Engines:
     """Places, with the time until when (ms, inclusive)."""
     line: dict[str, int] = field(default_factory=dict)
     """Line of those who wait for a permit, with the time since when."""
+    load_lags: dict[str, int] = field(default_factory=dict)
+    """Time in ms from the last publish that an engine loaded to its report of that."""
 
     def report(self, report: EngineReport, now: int) -> bool:
         """Record it; returns whether it says anything new. The turn of one that was silent for too long is over."""
@@ -81,6 +83,7 @@ class Engines:
         silent = [engine_id for engine_id, heard in self.heard_ms.items() if heard < now - FORGOTTEN_MS]
         for engine_id in silent:
             del self.reports[engine_id], self.heard_ms[engine_id]
+            self.load_lags.pop(engine_id, None)
             self._leave(engine_id)
         return silent
 

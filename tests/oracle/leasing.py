@@ -24,7 +24,7 @@ from buffer_service.domain.ops import (
     sink_of,
 )
 from buffer_service.rules.transitions import TaskState
-from tests.oracle import evaluation_leases
+from tests.oracle import evaluation_leases, fresh_start
 from tests.oracle.records import Lease, PartialRollout, Task, Worker
 from tests.oracle.rules.failures import backoff_ms
 from tests.oracle.rules.spread import too_spread
@@ -50,10 +50,8 @@ def _lease_of_queue(run: RunState, ask: LeaseAsk, worker: Worker) -> Leased:
     if ask.request_id and worker.request_id == ask.request_id:
         still_live = [task for task, lease_id in worker.granted if task.lease and task.lease_id == lease_id]
         return _reply(run, still_live)
-    refusal = _refusal(run, ask)
+    refusal, required = _refusal(run, ask)
     if refusal is not None:
-        stale = refusal is LeaseWait.ENGINE_STALE
-        required = oldest_useful_version(run.policy, run.train_version) if stale else 0
         return _reply(run, [], refusal, required)
     fresh_room, room = _room(run), _room(run, max(0, run.published.version - run.timeline.effective(ask.loaded)))
     granted, full = _grant(run, ask, ask.max_tasks if room is None else max(0, min(room, ask.max_tasks)))
@@ -133,19 +131,21 @@ def _worker(run: RunState, ask: LeaseAsk) -> Worker:
     return worker
 
 
-def _refusal(run: RunState, ask: LeaseAsk) -> LeaseWait | None:
-    """Say why this engine gets nothing, whatever is pending."""
+def _refusal(run: RunState, ask: LeaseAsk) -> tuple[LeaseWait | None, int]:
+    """Say why this engine gets nothing, whatever is pending, and the version that it needs."""
     report = run.engines.reports.get(ask.engine_id)
     if run.paused:
-        return LeaseWait.PAUSED
+        return LeaseWait.PAUSED, 0
     if run.draining:
-        return LeaseWait.DRAINING
+        return LeaseWait.DRAINING, 0
     if report is not None and report.state == QUARANTINED:
-        return LeaseWait.QUARANTINED
+        return LeaseWait.QUARANTINED, 0
     loaded = run.timeline.effective(ask.loaded)
     if too_stale(run.policy, train_version=run.train_version, head_version=loaded):
-        return LeaseWait.ENGINE_STALE
-    return None
+        return LeaseWait.ENGINE_STALE, oldest_useful_version(run.policy, run.train_version)
+    if fresh_start.is_due(run, ask):
+        return LeaseWait.ENGINE_STALE, run.published.version
+    return None, 0
 
 
 def _room(run: RunState, behind: int = 0) -> int | None:

@@ -18,6 +18,7 @@ from buffer_wire.revision import NO_REVISION, Revision
 from tests.oracle import (
     batches,
     evaluation_leases,
+    fresh_start,
     invariants,
     leasing,
     progress,
@@ -264,6 +265,7 @@ class ReferenceModel(EvaluationOperations):
         """Record an engine's state; give or take back its permit to be out of service for a load."""
         run = self._begin(run_id, seen_revision)
         run.totals.engine(report)
+        fresh_start.learn(run, report)
         if run.engines.report(report, run.now):
             run.changed = True
         may_load = run.engines.ask(report, run.policy.max_unavailable_engines, run.now)

@@ -66,6 +66,7 @@ ELABORATE = RunPolicy(
     wait_replicas=1,
     wait_timeout_ms=50,
     max_unavailable_engines=3,
+    fresh_start_ms=250,
 )
 
 
@@ -163,6 +164,7 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name: str) -> None:
         ({"micro_batch_groups": 70_000}, "policy.micro_batch_groups", "between"),
         ({"wait_replicas": 17}, "policy.wait_replicas", "between 0 and 16"),
         ({"max_unavailable_engines": 1_000_001}, "policy.max_unavailable_engines", "between 0 and 1000000"),
+        ({"fresh_start_ms": 600_001}, "policy.fresh_start_ms", "between 0 and 600000"),
         ({"max_queued_groups": 0}, "policy.max_queued_groups", "unset for the default"),
         (
             {"environments": [pb.EnvironmentRule(environment="e" * 65)]},

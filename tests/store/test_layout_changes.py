@@ -88,7 +88,7 @@ async def test_a_run_whose_policy_lacks_later_fields_gets_them_with_their_defaul
     await run.create(batch_groups=2, max_staleness=3)
     record = index_key(run.run_id, "run")
     whole = unpack(await run.command("HGET", record, "policy"))
-    later = {b"record_groups", b"wait_replicas", b"wait_timeout_ms", b"max_unavailable_engines"}
+    later = {b"record_groups", b"wait_replicas", b"wait_timeout_ms", b"max_unavailable_engines", b"fresh_start_ms"}
     older = {name: value for name, value in whole.items() if name not in later}
     await run.command("HSET", record, "policy", pack(older)[1:])  # without the array that arguments are in
 

@@ -68,6 +68,7 @@ FULL = Policy(
     wait_replicas=1,
     wait_timeout_ms=50,
     max_unavailable_engines=2,
+    fresh_start_ms=100,
 )
 
 

@@ -146,10 +146,9 @@ end
 local names = {
   'subqueues', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'micro_batches', 'chunks',
   'gathered', 'tasks', 'specs', 'delayed', 'leases', 'pending_environments', 'waiting', 'staging', 'workers',
-  'workers_heard', 'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'permits', 'permit_line', 'ended',
-  'failures',
-  'remembered', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_manifests',
-  'relaying', 'test_now', 'deleting',
+  'workers_heard', 'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'load_lags', 'permits',
+  'permit_line', 'ended', 'failures', 'remembered', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases',
+  'eval_manifests', 'relaying', 'test_now', 'deleting',
 }
 for _, name in ipairs(subqueues) do
   names[#names + 1] = 'q:' .. name

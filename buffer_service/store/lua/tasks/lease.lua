@@ -13,11 +13,12 @@
 -- Complexity O(environments + subqueues + evaluations + (max_tasks + due) * log tasks)
 
 -- @include admission
+-- @include fresh_start
 
 local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
-local seen, worker_id, instance_id, request_id, engine_id, loaded_term, loaded_version = unpack(request, 1, 7)
-local max_tasks, message_bytes, sink, would_load = unpack(request, 8, 11)
+local worker_id, instance_id, request_id, engine_id, loaded_term, loaded_version = unpack(request, 2, 7)
+local max_tasks, message_bytes, sink = unpack(request, 8, 10)
 local is_evaluation = sink == 'evaluations'
 if not is_evaluation and sink ~= 'queue' then
   error('unknown sink ' .. sink)
@@ -28,7 +29,7 @@ end
 local PORTION = 256
 
 Run.relieve()
-local refusal = Run.open(ctx, seen)
+local refusal = Run.open(ctx, request[1])
 if refusal then
   return refusal
 end
@@ -175,12 +176,15 @@ local function lease_of_evaluations()
   elseif #grants > 0 or is_backing_off then
     target = nil
   end
-  return answer(wait, 0, grants, would_load == 1 and target and Evaluations.weights_of(target))
+  return answer(wait, 0, grants, request[11] == 1 and target and Evaluations.weights_of(target))
 end
 
 local function lease_of_queue()
   if policy.max_staleness >= 0 and loaded < train_version - policy.max_staleness then
     return answer('engine_stale', math.max(0, train_version - policy.max_staleness), {})
+  end
+  if loaded < state.version and FreshStart.is_due(ctx, engine_id) then
+    return answer('engine_stale', state.version, {})
   end
   Tasks.promote_due(ctx, math.max(PORTION, max_tasks))
   local exists = Admission.existing(ctx)

@@ -10,6 +10,7 @@
 -- Complexity O(log engines), and up to the number of permits or the engines that have left the line in silence
 
 -- @include permits
+-- @include fresh_start
 -- @include totals
 -- @include totals_of
 
@@ -22,7 +23,9 @@ if refusal then
   return refusal
 end
 local state = ctx.state
-if call('HGET', key('engines'), engine_id) ~= report then
+local last_report = call('HGET', key('engines'), engine_id)
+if last_report ~= report then
+  FreshStart.learn(ctx, engine_id, last_report and unpack_msg(last_report), unpack_msg(report))
   call('HSET', key('engines'), engine_id, report)
   ctx.changed = true
   ctx.topics.tasks = true

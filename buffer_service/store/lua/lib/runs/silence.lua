@@ -19,6 +19,7 @@ function Silence.forget_engines(ctx)
     call('HDEL', key('engines'), unpack(silent))
     call('HDEL', key('engine_counters'), unpack(silent))
     call('HDEL', key('engine_reloads'), unpack(silent))
+    call('HDEL', key('load_lags'), unpack(silent))
     for _, index in ipairs({key('engines_heard'), key('permits'), key('permit_line')}) do
       call('ZREM', index, unpack(silent))
     end
