@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command
 from buffer_service.observability.metrics import RpcMetrics
+from buffer_service.rpc.flow.ages import StreamAges
 from buffer_service.rpc.flow.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.flow.drain import Drain
 from buffer_service.rpc.flow.pushes import Pushes
@@ -137,7 +138,8 @@ async def process() -> AsyncIterator[Process]:
     pushes = Pushes(as_store, WaitingLines(cast("Notifications", None), drain), Janitor(as_store), metrics)
     budget = ByteBudget(1 << 30)
     groups = GroupServicer(
-        PushParts(as_store, pushes, budget, Incoming(room), drain, metrics, 1 << 20), StreamSlots(100)
+        PushParts(as_store, pushes, budget, Incoming(room), drain, StreamAges(0, metrics), metrics, 1 << 20),
+        StreamSlots(100),
     )
     methods = {
         "PushGroups": grpc.stream_stream_rpc_method_handler(groups.PushGroups),
