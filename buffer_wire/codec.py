@@ -144,16 +144,24 @@ def split_pushed(body: memoryview) -> tuple[memoryview, memoryview, groups_pb2.S
     return (*usual, None) if usual is not None else _split_unusual(body)
 
 
-def _split_usual(body: memoryview) -> tuple[memoryview, memoryview] | None:
+def usual_head(body: memoryview, size_bytes: int) -> tuple[memoryview, int] | None:
+    """Header, and start of the payload, of a serialized Group of so many bytes, of which `body` is the beginning.
+
+    None where it is not as it is nearly always written: header, payload, and nothing else. Raises MalformedMessage.
+    """
     if len(body) > 2 and body[0] == _HEADER_TAG:
-        # As it is nearly always written: header, payload, and nothing else.
         size, at = read_varint(body, 1)
         stop = at + size
         if at <= _MAX_LENGTH_END and stop < len(body) and body[stop] == _PAYLOAD_TAG:
             size, start = read_varint(body, stop + 1)
-            if start + size == len(body) and start - stop <= _MAX_LENGTH_END:
-                return body[at:stop], body[start:]
+            if start + size == size_bytes and start - stop <= _MAX_LENGTH_END:
+                return body[at:stop], start
     return None
+
+
+def _split_usual(body: memoryview) -> tuple[memoryview, memoryview] | None:
+    usual = usual_head(body, len(body))
+    return (usual[0], body[usual[1] :]) if usual is not None else None
 
 
 def _split_unusual(body: memoryview) -> tuple[memoryview, memoryview, groups_pb2.StoredPayload | None]:

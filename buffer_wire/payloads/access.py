@@ -9,6 +9,7 @@ from typing import Self
 
 from buffer_wire.errors import InvalidField
 from buffer_wire.limits import CONTROL
+from buffer_wire.payloads.keys import MAX_GROUP_BYTES
 from buffer_wire.resp.encoding import Parts
 from rollout_buffer.v1 import payloads_pb2
 
@@ -53,6 +54,8 @@ class StoreAccess:
     unpushed_ms: int
     valid_s: float
     relayed_because: str
+    max_group_bytes: int
+    """Largest payload of a group; 0: the service knows no payloads in parts."""
 
     @classmethod
     def checked(cls, message: payloads_pb2.PayloadAccess) -> Self:
@@ -79,6 +82,7 @@ class StoreAccess:
             direct_from_bytes=message.direct_from_bytes,
             unpushed_ms=message.unpushed_ms,
             valid_s=message.valid_ms / 1e3,
+            max_group_bytes=min(message.max_group_bytes, MAX_GROUP_BYTES),
             relayed_because="" if places else message.relayed_because or "the service names no address of the store",
         )
 

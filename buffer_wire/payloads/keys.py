@@ -1,13 +1,15 @@
-"""Keys of payloads: `rb:p:RUN:NONCE:CHECKSUM:SIZE`.
+"""Keys of payloads: `rb:p:RUN:NONCE:CHECKSUM:SIZE`, or `…:SIZE:PARTS`, whose part i lies under that and `.i`.
 
 A key names the size of the bytes under it, so that replies can be portioned before they are asked for. It also names a
 checksum of header and payload, by which a reader knows that it has what was pushed. A nonce is never used for other
-bytes, so a key is never that of two groups.
+bytes, so a key is never that of two groups. Only this module says which keys the store has of a payload, and how
+long each is; its twin for scripts is store/lua/lib/groups/parts.lua.
 """
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -16,10 +18,23 @@ from buffer_wire.codec import Buffer, MalformedMessage, split_group
 NONCE_BYTES = 16
 MAX_GROUP_BYTES = (1 << 31) - 1
 """Largest serialized Group: no protobuf can be larger."""
+PART_BYTES = 8 << 20
+"""Size of a part: a store that takes or gives one is held up for few milliseconds."""
 PORTION_BYTES = 4 << 20
 """Largest number of bytes of payloads that are asked for in one command, unless the caller says otherwise."""
 
-_REST = re.compile(r"[0-9a-f]{32}:[0-9a-f]{16}:[1-9][0-9]{0,9}")
+_REST = re.compile(r"[0-9a-f]{32}:[0-9a-f]{16}:[1-9][0-9]{0,9}(:[1-9][0-9]{0,2})?")
+
+
+_CHECKSUM, _SIZE, _PARTS = 4, 5, 6
+"""Places of a key's fields."""
+
+
+class Part(NamedTuple):
+    """A part of a payload, or all of it: its key in the store, and its size in bytes."""
+
+    key: str
+    size: int
 
 
 def key_prefix(run_id: str) -> str:
@@ -42,9 +57,15 @@ def group_checksum(header: Buffer, payload_sum: int) -> int:
     return xxh3_64_intdigest(header, payload_sum)
 
 
-def payload_key(run_id: str, nonce: bytes, checksum: int, size_bytes: int) -> str:
-    """Key of a serialized group of so many bytes. `checksum` is that of the group."""
-    return f"rb:p:{run_id}:{nonce.hex()}:{checksum:016x}:{size_bytes}"
+def payload_key(run_id: str, nonce: bytes, checksum: int, size_bytes: int, parts: int = 0) -> str:
+    """Key of a serialized group of so many bytes, in so many parts. `checksum` is that of the group."""
+    in_parts = f":{parts}" if parts else ""
+    return f"rb:p:{run_id}:{nonce.hex()}:{checksum:016x}:{size_bytes}{in_parts}"
+
+
+def part_count(size_bytes: int) -> int:
+    """Number of parts of a payload of this size: 0 where it lies under its key alone."""
+    return -(-size_bytes // PART_BYTES) if size_bytes > PART_BYTES else 0
 
 
 def new_nonce() -> bytes:
@@ -53,14 +74,34 @@ def new_nonce() -> bytes:
 
 
 def size_of(key: str) -> int:
-    """Size in bytes of what lies under the key."""
-    return int(key.rpartition(":")[2])
+    """Size in bytes of the payload of a key."""
+    return int(key.split(":")[_SIZE])
+
+
+def parts_of(key: str) -> int:
+    """Number of parts of the payload of a key; 0: it lies under the key itself."""
+    return int("".join(key.split(":")[_PARTS:]) or 0)
+
+
+def part_keys(key: str) -> list[Part]:
+    """All that the store has of the payload of a key, in order."""
+    size, count = size_of(key), parts_of(key)
+    if not count:
+        return [Part(key, size)]
+    return [Part(f"{key}.{index}", min(PART_BYTES, size - index * PART_BYTES)) for index in range(count)]
+
+
+def all_part_keys(payload_keys: Iterable[str]) -> list[str]:
+    """Keys of the store under which these payloads lie."""
+    return [part.key for key in payload_keys for part in part_keys(key)]
 
 
 def is_key_of(run_id: str, key: str) -> bool:
-    """True when the key is that of a payload of the run, of at most MAX_GROUP_BYTES."""
+    """True when the key is that of a payload of the run, of at most MAX_GROUP_BYTES, whose size has so many parts."""
     prefix = key_prefix(run_id)
-    return key.startswith(prefix) and bool(_REST.fullmatch(key, len(prefix))) and size_of(key) <= MAX_GROUP_BYTES
+    if not key.startswith(prefix) or not _REST.fullmatch(key, len(prefix)) or size_of(key) > MAX_GROUP_BYTES:
+        return False
+    return parts_of(key) in (0, part_count(size_of(key)))
 
 
 def portions(payload_keys: Sequence[str], most_bytes: int = PORTION_BYTES) -> list[Sequence[str]]:
@@ -83,4 +124,9 @@ def is_of(key: str, body: Buffer) -> bool:
         header, payload = split_group(memoryview(body))
     except MalformedMessage:
         return False
-    return key.endswith(f":{group_checksum(header, payload_checksum(payload)):016x}:{len(body)}")
+    return names(key, group_checksum(header, payload_checksum(payload)), len(body))
+
+
+def names(key: str, checksum: int, size_bytes: int) -> bool:
+    """True when the key is that of a group of this checksum and size."""
+    return key.split(":")[_CHECKSUM:_PARTS] == [f"{checksum:016x}", str(size_bytes)]

@@ -9,14 +9,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from buffer_wire.codec import Buffer
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.payloads.access import Place, StoreAccess
-from buffer_wire.payloads.keys import is_key_of, is_of, portions, size_of
+from buffer_wire.payloads.keys import PORTION_BYTES as ASYNC_PORTION_BYTES
+from buffer_wire.payloads.keys import is_key_of, is_of, part_keys, parts_of, portions, size_of
 from buffer_wire.payloads.turns import Turns
 from buffer_wire.payloads.way import AsyncWay, WayLost
-from buffer_wire.resp.blocking import BlockingConnection
+from buffer_wire.resp.blocking import BlockingConnection, memory_of
+from buffer_wire.resp.encoding import Parts
 from buffer_wire.resp.errors import ConnectionLost, OtherReply, ReplyError
 from buffer_wire.resp.protocol import RespConnection
 from rollout_buffer.v1 import payloads_pb2
@@ -73,7 +76,7 @@ class PayloadReader:
             return self._connection is not None and self._turns.is_good
 
     def read(self, keys: Sequence[str]) -> list[memoryview]:
-        """The groups under the keys, in order, each checked. Waits at most READ_TIMEOUT_S for each portion of 8 MiB.
+        """The groups under the keys, in order, each checked. Waits at most READ_TIMEOUT_S for each 8 MiB.
 
         Raises PayloadsUnreadable, after which `open` says False for a while.
         """
@@ -93,20 +96,27 @@ class PayloadReader:
         connection = self._connection
         if connection is None:
             raise _Unreadable("not connected")
-        split = portions(keys, PORTION_BYTES)
+        asks = _asks(keys, PORTION_BYTES)
         bodies: list[memoryview] = []
-        for index, portion in enumerate(split):
-            # While one portion is received the store makes the next one ready.
-            ahead = split[index + 1 : index + 2] if index else split[:2]
+        whole = memory_of(0)
+        for index, ask in enumerate(asks):
+            # While one is received the store makes the next one ready.
+            ahead = asks[index + 1 : index + 2] if index else asks[:2]
             try:
-                connection.send([("MGET", *one) for one in ahead], READ_TIMEOUT_S)
-                came = connection.expect_bodies([size_of(key) for key in portion], READ_TIMEOUT_S)
+                connection.send([one.command for one in ahead], READ_TIMEOUT_S)
+                if not ask.is_part:
+                    came = connection.expect_bodies([size_of(key) for key in ask.keys], READ_TIMEOUT_S)
+                    bodies += map(_checked_body, ask.keys, came)
+                else:
+                    whole = whole if ask.start else memory_of(size_of(ask.keys[0]))
+                    connection.expect_body(whole[ask.start : ask.stop], READ_TIMEOUT_S)
+                    if ask.stop == len(whole):
+                        bodies.append(_checked_body(ask.keys[0], whole))
             except OtherReply as error:
-                key = portion[min(error.index, len(portion) - 1)]
-                raise _Unreadable(f"{key} {_in_place_of_body(error.line)}") from error
+                key = ask.keys[min(error.index, len(ask.keys) - 1)]
+                raise _Unreadable(f"{ask.part or key} {_in_place_of_body(error.line)}") from error
             except (ConnectionLost, ReplyError) as error:
                 raise _Unreadable(str(error)) from error
-            bodies += map(_checked_body, portion, came)
             self._turns.passed()
         return bodies
 
@@ -172,7 +182,7 @@ class AsyncPayloadReader:
         return await self._way.opened() is not None
 
     async def read(self, keys: Sequence[str]) -> list[memoryview]:
-        """The groups under the keys, in order, each checked. Waits at most READ_TIMEOUT_S for each portion of 4 MiB.
+        """The groups under the keys, in order, each checked. Waits at most READ_TIMEOUT_S for each portion or part.
 
         Raises PayloadsUnreadable, after which `open` says False for a while.
         """
@@ -182,7 +192,7 @@ class AsyncPayloadReader:
             raise PayloadsUnreadable(self.trouble or "the service relays")
         connection = way[1]
         try:
-            return await self._read(connection, portions(keys))
+            return await self._read(connection, _asks(keys, ASYNC_PORTION_BYTES))
         except WayLost as error:
             raise PayloadsUnreadable(self.trouble) from error
         except _Unreadable as error:
@@ -193,26 +203,70 @@ class AsyncPayloadReader:
         """Close the connection; reads under way raise PayloadsUnreadable."""
         await self._way.close()
 
-    async def _read(self, connection: RespConnection, split: list[Sequence[str]]) -> list[memoryview]:
-        def ask(portion: Sequence[str]) -> asyncio.Task[object]:
-            return asyncio.create_task(self._way.answered(connection, ("MGET", *portion), READ_TIMEOUT_S))
+    async def _read(self, connection: RespConnection, asks: list["_Ask"]) -> list[memoryview]:
+        def begin(ask: "_Ask") -> asyncio.Task[object]:
+            return asyncio.create_task(self._way.answered(connection, ask.command, READ_TIMEOUT_S))
 
         bodies: list[memoryview] = []
-        asked = deque(map(ask, split[:2]))
+        whole = memory_of(0)
+        begun = deque(map(begin, asks[:2]))
         try:
-            for index, portion in enumerate(split):
-                came = await asked[0]
-                asked.popleft()
-                if not isinstance(came, list) or len(came) != len(portion):
+            for index, ask in enumerate(asks):
+                came = await begun[0]
+                begun.popleft()
+                # While one is received and checked the store makes the next one ready.
+                begun.extend(map(begin, asks[index + 2 : index + 3]))
+                if ask.is_part:
+                    whole = whole if ask.start else memory_of(size_of(ask.keys[0]))
+                    ask.fill(whole, came)
+                    if ask.stop == len(whole):
+                        bodies.append(_checked_body(ask.keys[0], whole))
+                elif isinstance(came, list) and len(came) == len(ask.keys):
+                    bodies += map(_checked_body, ask.keys, came)
+                else:
                     raise _Unreadable(f"MGET is answered {came!r:.200}")
-                # While one portion is received and checked the store makes the next one ready.
-                asked.extend(map(ask, split[index + 2 : index + 3]))
-                bodies += map(_checked_body, portion, came)
         finally:
-            for task in asked:
+            for task in begun:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*begun, return_exceptions=True)
         return bodies
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One command: for several payloads whole, or for a part of one, which is its bytes [start, stop)."""
+
+    command: Parts
+    keys: Sequence[str]
+    part: str = ""
+    start: int = 0
+    stop: int = 0
+
+    @property
+    def is_part(self) -> bool:
+        return bool(self.part)
+
+    def fill(self, whole: memoryview, came: object) -> None:
+        """Put what came in its place."""
+        if came is None:
+            raise _Unreadable(f"{self.part} is not there")
+        if not isinstance(came, Buffer) or len(came) != self.stop - self.start:
+            raise _Unreadable(f"{self.part} is answered {came!r:.200}")
+        whole[self.start : self.stop] = came
+
+
+def _asks(keys: Sequence[str], portion_bytes: int) -> list[_Ask]:
+    """Commands for the payloads in order: MGETs of portions, and a GET for each part of a payload in parts."""
+    asks: list[_Ask] = []
+    for portion in portions(keys, portion_bytes):
+        if not parts_of(portion[0]):
+            asks.append(_Ask(("MGET", *portion), portion))
+            continue
+        start = 0
+        for part in part_keys(portion[0]):
+            asks.append(_Ask(("GET", part.key), portion, part.key, start, start + part.size))
+            start += part.size
+    return asks
 
 
 class _Unreadable(Exception):

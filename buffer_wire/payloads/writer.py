@@ -1,15 +1,20 @@
 """PayloadWriter: a worker writes the groups that it made to the store, where the service lets it."""
 
+import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from buffer_wire.codec import Buffer, group_head
-from buffer_wire.payloads.keys import group_checksum, new_nonce, payload_checksum, payload_key
+from buffer_wire.codec import Buffer
+from buffer_wire.payloads.parts import NewPayload
 from buffer_wire.payloads.way import AsyncWay, WayLost
-from buffer_wire.resp.encoding import flat
+from buffer_wire.resp.encoding import Parts, flat
+from buffer_wire.resp.protocol import RespConnection
 from rollout_buffer.v1 import groups_pb2, payloads_pb2
 
 WRITE_TIMEOUT_S = 15.0
-"""Longest wait for the store's answer to one write; then the service relays the group."""
+"""Longest wait for the store's answer to one write, of a payload or a part; then the service relays the group."""
+PARTS_UNDER_WAY = 2
+"""Parts of one payload whose writes are unanswered at most: the store takes one while the next is sent."""
 
 
 class PayloadWriter:
@@ -39,7 +44,8 @@ class PayloadWriter:
         """Write the group of a serialized header and a payload, whole or in pieces, under a new key.
 
         None: push the group with its payload, for it is small, or cannot be written at present. Waits at most
-        WRITE_TIMEOUT_S, at the first write also for access and connection. The pieces may not change before it returns.
+        WRITE_TIMEOUT_S for each part, at the first write also for access and connection. The pieces may not change
+        before it returns.
         """
         way = await self._way.opened()
         if way is None:
@@ -49,20 +55,33 @@ class PayloadWriter:
         payload_bytes = sum(map(len, pieces))
         if len(header) + payload_bytes < access.direct_from_bytes:
             return None
-        head = group_head(header, payload_bytes)
-        size = len(head) + payload_bytes
-        nonce, checksum = new_nonce(), payload_checksum(*pieces)
-        key = payload_key(self._run_id, nonce, group_checksum(header, checksum), size)
-        command = ("SET", key, (head, *pieces), "NX", "PX", access.unpushed_ms)
+        new = NewPayload.of(self._run_id, header, pieces, in_parts=access.max_group_bytes > 0)
+        under_way: deque[asyncio.Task[None]] = deque()
         try:
-            reply = await self._way.answered(connection, command, WRITE_TIMEOUT_S)
+            for part, body in new.cut():
+                write = self._write(connection, ("SET", part.key, body, "NX", "PX", access.unpushed_ms))
+                if not new.stored.parts:
+                    await write
+                    break
+                under_way.append(asyncio.create_task(write, name="payload-part"))
+                if len(under_way) == PARTS_UNDER_WAY:
+                    await under_way.popleft()
+            while under_way:
+                await under_way.popleft()
         except WayLost:
             return None
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+        return new.stored
+
+    async def _write(self, connection: RespConnection, command: Parts) -> None:
+        reply = await self._way.answered(connection, command, WRITE_TIMEOUT_S)
         if reply != b"OK":
             # A key that is there is not this writer's: it draws a new one for every write.
             self._way.leave(connection, f"SET of a new key was answered {reply!r}")
-            return None
-        return groups_pb2.StoredPayload(nonce=nonce, checksum=checksum)
+            raise WayLost
 
     async def close(self) -> None:
         """Close the connection; writes under way return None."""

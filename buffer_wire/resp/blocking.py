@@ -96,7 +96,7 @@ class BlockingConnection:
         for frame, size in zip(frames, sizes, strict=False):
             starts.append(starts[-1] + len(frame) + size)
         whole = starts[-1] + len(frames[-1])
-        memory = _memory(max(whole, _LINE_BYTES))
+        memory = memory_of(max(whole, _LINE_BYTES))
         filled = seen = 0
         while filled < whole:
             filled += self._receive(memory[filled:whole], until)
@@ -112,6 +112,19 @@ class BlockingConnection:
             memory[start + len(frame) : start + len(frame) + size].toreadonly()
             for start, frame, size in zip(starts, frames, sizes, strict=False)
         ]
+
+    def expect_body(self, body: memoryview, timeout_s: float) -> None:
+        """Wait for the reply to a GET: exactly as many bytes as `body` has, which is filled with them.
+
+        Raises ConnectionLost, OtherReply, ReplyError.
+        """
+        until = time.monotonic() + timeout_s
+        for memory, frame in ((memory_of(_LINE_BYTES), b"$%d\r\n" % len(body)), (body, b""), (memory_of(2), b"\r\n")):
+            wanted, filled = len(frame) or len(memory), 0
+            while filled < wanted:
+                filled += self._receive(memory[filled:wanted], until)
+                if frame and memory[:filled] != frame[:filled]:
+                    self._differs(memory, 0, filled, 0, until)
 
     def _differs(self, memory: memoryview, start: int, filled: int, index: int, until: float) -> NoReturn:
         """Raise what the line says that came in place of the frame at `start`."""
@@ -140,7 +153,7 @@ class BlockingConnection:
         return count
 
 
-def _memory(size: int) -> memoryview:
+def memory_of(size: int) -> memoryview:
     """Memory to receive into, in whole huge pages where it is large: faults of small ones cost more than the receiving.
 
     Not a bytearray: that would be filled with zeros first.
