@@ -180,9 +180,9 @@ def expand(source: str, libraries: Mapping[str, str]) -> str:
     return _INCLUDE.sub(paste, source)
 
 
-def render(source: str) -> str:
-    """`source` with the numbers of `constants` in the places of their names."""
-    numbers = constants()
+def render(source: str, **more: int) -> str:
+    """`source` with the numbers of `constants`, and `more`, in the places of their names."""
+    numbers = constants() | more
     return re.sub(rf"\b(?:{'|'.join(numbers)})\b", lambda name: str(numbers[name[0]]), source)
 
 
@@ -207,20 +207,22 @@ def prune(source: str) -> str:
 
 
 @cache
-def expanded() -> dict[str, str]:
-    """Scripts with their includes, by name."""
+def expanded(*, apart: bool = False) -> dict[str, str]:
+    """Scripts with their includes, by name; `apart`: for payloads that lie on servers of their own."""
     libraries = {path.stem: path.read_text("utf-8") for path in sorted((LUA / "lib").glob("*/*.lua"))} | _virtual()
     return {
-        path.stem: render(expand(path.read_text("utf-8"), libraries)).replace("$SCHEMA_VERSION", str(SCHEMA_VERSION))
+        path.stem: render(expand(path.read_text("utf-8"), libraries), PAYLOADS_APART=int(apart)).replace(
+            "$SCHEMA_VERSION", str(SCHEMA_VERSION)
+        )
         for path in sorted(LUA.glob("*/*.lua"))
     }
 
 
 @cache
-def load_scripts() -> dict[str, Script]:
-    """Scripts by name."""
+def load_scripts(*, apart: bool = False) -> dict[str, Script]:
+    """Scripts by name; see `expanded`."""
     scripts = {}
-    for name, whole in expanded().items():
+    for name, whole in expanded(apart=apart).items():
         source = prune(whole)
         digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         scripts[name] = Script(name, source, digest)

@@ -8,6 +8,8 @@
 --         the sum over samples; length_buckets: {bucket, samples in it, ...} by response length; version_tokens: {term,
 --         version, response tokens, ...} for each version below the tail (empty: all are of the mean version);
 --         first_revision: the run's, that the pusher knew before its first try (0: the present one)
+-- ARGV[2] where payloads lie apart, and some were written by their pushers: a digit for each group, 1 when the payload
+--         is there
 -- Replies {'pushed', revision, term, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
 --         'recorded' | 'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload,
 --         which was staged, is not any more) | 'payload_missing' (what its pusher wrote is not there) | 'more' (much
@@ -72,7 +74,8 @@ end
 -- what the pusher wrote. Nil where it is.
 local function missing(group)
   local is_stored = group[P_STORED]
-  if is_stored == 0 and retry == 0 or Staging.has(group[P_PAYLOAD], is_stored, group[P_SIZE_BYTES]) then
+  -- In one transaction with this script it was staged; apart, it may have been given up since.
+  if PAYLOADS_APART == 0 and is_stored == 0 and retry == 0 or Staging.has(group) then
     return nil
   end
   return is_stored == 1 and 'payload_missing' or 'gone'
@@ -267,13 +270,14 @@ local outcomes, settled, outcome, is_repeat = {}, {}, nil, nil
 ctx.written = {}
 for index, group in ipairs(groups) do
   local payload, is_written = group[P_PAYLOAD], group[P_STORED] == 1
+  group.is_there = PAYLOADS_APART == 1 and (not ARGV[2] or string.sub(ARGV[2], index, index) == '1')
   -- The order of the groups is kept: those behind one that has to come again come with it.
   if outcome ~= 'more' then
     outcome, is_repeat = push(group)
   end
   outcomes[index] = outcome
   if is_written and not is_repeat then
-    ctx.written[#ctx.written + 1] = {payload, outcome}
+    ctx.written[#ctx.written + 1] = {group, outcome}
   end
   if outcome ~= 'blocked' and outcome ~= 'more' then
     settled[#settled + 1] = payload
@@ -293,14 +297,14 @@ for index, group in ipairs(groups) do
 end
 if #ctx.written > 0 then
   Run.write_kept_back(ctx)
-  for _, each in ipairs(ctx.written) do
-    Staging.settle(unpack(each))
-  end
+end
+Staging.unstage(settled)
+for _, each in ipairs(ctx.written) do
+  Staging.settle(ctx, each[1], each[2])
 end
 if Waiting.somebody_left(ctx) and Waiting.somebody_waits() then
   ctx.topics.space = true
 end
-Staging.unstage(settled)
 -- Calls of this push that were answered with 'more' have changed something, and left the revision to the last one.
 ctx.changed = ctx.changed or again == 1
 Accepted.count(ctx)
