@@ -106,13 +106,13 @@ class Settings(BaseSettings):
     """
     max_message_bytes: int = Field(default=64 * MIB, ge=1 * MIB, le=1024 * MIB)
     """Largest payload of a group, and largest message less 2 MiB."""
-    max_streams: int = Field(default=256, ge=1, le=65_536)
-    """Push, pull and export streams that one process serves at once."""
-    max_token_streams: int = Field(default=192, ge=0, le=65_536)
-    """Streams of one token that one process serves at once; 0: no bound of its own.
+    max_streams: int = Field(default=8_192, ge=1, le=65_536)
+    """Push and pull streams that one process serves at once: a last bound, as blocked_bytes holds what they take."""
+    max_token_streams: int = Field(default=6_144, ge=0, le=65_536)
+    """Push and pull streams of one token that one process serves at once; 0: no bound of its own.
 
     The bound makes workers leave room for their trainer."""
-    max_token_rpcs: int = Field(default=4_096, ge=0, le=1_000_000)
+    max_token_rpcs: int = Field(default=16_384, ge=0, le=1_000_000)
     """RPCs of one token that one process has in progress, waits and watches included; 0: no bound."""
     max_token_rpcs_per_s: int = Field(default=2_000, ge=0, le=1_000_000)
     """RPCs of one token that one process begins in a second, after as many as in two at once; 0: no bound."""

@@ -31,7 +31,7 @@ _DURABILITY = (
 )
 _PROCESSES = "Processes that serve gRPC on the same port. Default: one for every two cores, at most 4."
 _MESSAGE = "Largest payload of a group, in bytes."
-_STREAMS = "Push, pull and export streams that one process serves at once."
+_STREAMS = "Push and pull streams that one process serves at once, a last bound: --blocked-bytes holds their bytes."
 _STREAMS_OF_ONE = "Those of one token; 0 for no bound of its own."
 _RPCS_OF_ONE = "RPCs of one token that one process has in progress; 0 for no bound."
 _RATE_OF_ONE = "RPCs of one token that one process begins in a second; 0 for no bound."

@@ -17,7 +17,7 @@ from buffer_service.domain.ports import RunStore
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.convert.policies import QuotaBounds
 from buffer_service.rpc.flow.ages import StreamAges
-from buffer_service.rpc.flow.budget import ByteBudget, StreamSlots
+from buffer_service.rpc.flow.budget import READERS, ByteBudget, StreamSlots
 from buffer_service.rpc.flow.drain import Drain
 from buffer_service.rpc.flow.leasing import Leasing
 from buffer_service.rpc.flow.pushes import Pushes
@@ -112,6 +112,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     drain, ages, janitor = Drain(), StreamAges(settings.connection_age_s, metrics), Janitor(store)
     lines = WaitingLines(store.notifications, drain)
     slots = StreamSlots(settings.max_streams, settings.max_token_streams)
+    readers = StreamSlots(*READERS, named=("exports, evaluations", "exports, evaluations"))
     pushes = Pushes(store, lines, janitor, metrics)
     budget = ByteBudget(settings.blocked_bytes)
     # Apart, so that neither direction can keep the other from going on; the last quarter is for gRPC's own buffers.
@@ -123,7 +124,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     batches = loop.BatchServicer(store, PullStream(store, lines, outgoing, metrics, settings.direct_from_bytes), slots)
     server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches)))
     bounds = QuotaBounds(settings.max_run_groups, settings.max_run_tokens, settings.max_run_bytes)
-    runs_pb2_grpc.add_RunServiceServicer_to_server(loop.RunServicer(store, bounds, slots), server)
+    runs_pb2_grpc.add_RunServiceServicer_to_server(loop.RunServicer(store, bounds, readers), server)
     # Workers take no larger messages than the default, whatever this service takes.
     lease_bytes = min(settings.max_message_bytes, MAX_MESSAGE_BYTES)
     tasks_pb2_grpc.add_TaskServiceServicer_to_server(
@@ -132,7 +133,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     weights_pb2_grpc.add_WeightServiceServicer_to_server(
         loop.WeightServicer(store, WeightsFeed(store, lines, ages)), server
     )
-    evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, slots), server)
+    evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, readers), server)
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
     payloads_pb2_grpc.add_PayloadServiceServicer_to_server(PayloadServicer(store, settings), server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]

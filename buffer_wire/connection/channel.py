@@ -12,6 +12,10 @@ MAX_METADATA_BYTES = 16 << 10
 MAX_RPCS_PER_CONNECTION = 4_096
 """Largest number of RPCs at once on a connection; more wait at the client."""
 
+MAX_PENDING_RPCS = 32_768
+"""Largest number of RPCs that a server has received and not begun, as when all clients of a lost replica come; more
+are cancelled. gRPC's own bound is 1,000, and some are cancelled from there on."""
+
 HANDSHAKE_TIMEOUT_MS = 20_000
 """Longest time for TLS and the first frames of a connection, in milliseconds."""
 
@@ -74,6 +78,9 @@ def server_options(
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", MAX_RPCS_PER_CONNECTION),
+        # As above: a soft limit and a hard one.
+        ("grpc.server.max_pending_requests", MAX_PENDING_RPCS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_RPCS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         *([("grpc.max_allowed_incoming_connections", max_connections)] if max_connections else []),
         *([("grpc.max_connection_age_ms", round(connection_age_s * 1_000))] if connection_age_s else []),

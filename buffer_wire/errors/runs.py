@@ -27,7 +27,9 @@ class StaleTerm(Fenced):
 
 
 class NotReady(RolloutBufferError):
-    """Not yet: a repeat of the request can succeed."""
+    """Not yet: a repeat of the request can succeed; with `process` "full" sooner on a new connection.
+    Attributes: process.
+    """
 
     reason = "not_ready"
     code = "UNAVAILABLE"

@@ -4,6 +4,7 @@ Invariants: a request carries the highest revision this worker has seen; repeats
 call gives up only after `timeout_s` without an answer, or on an error that no repeat can mend.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -88,21 +89,16 @@ class ServiceClient:
         self.instance_id = instance_id
         self.timeout_s = timeout_s
         self.revisions = Revisions()
-        connector = Connector(address, access or Access())
-        self.tokens = connector.tokens
-        self._control = connector.asyncio()
-        self._bulk = connector.asyncio()
+        self._connector = Connector(address, access or Access())
+        self.tokens = self._connector.tokens
+        self._control = self._connector.asyncio()
+        self._bulk = self._connector.asyncio()
         self._tasks = tasks_pb2_grpc.TaskServiceStub(self._control)
-        self._bulk_tasks = tasks_pb2_grpc.TaskServiceStub(self._bulk)
         self._runs = runs_pb2_grpc.RunServiceStub(self._control)
         self._weights = weights_pb2_grpc.WeightServiceStub(self._control)
         self._payloads = payloads_pb2_grpc.PayloadServiceStub(self._control)
-        self._push = self._bulk.stream_stream(
-            "/rollout_buffer.v1.GroupService/PushGroups",
-            # Requests are built by buffer_wire.codec: bytes already.
-            request_serializer=None,
-            response_deserializer=groups_pb2.PushGroupsResponse.FromString,
-        )
+        self._closing: set[asyncio.Future[None]] = set()
+        """Former connections, with calls that have not ended."""
         self._waits: dict[str, WaitLog] = {}
 
     def ref(self) -> common_pb2.RunRef:
@@ -182,7 +178,9 @@ class ServiceClient:
             request = tasks_pb2.ReturnLeasesRequest(
                 run=self.ref(), worker_id=holder, instance_id=self.instance_id, returns=returns
             )
-            return self._bulk_tasks.ReturnLeases(request, timeout=min(CALL_TIMEOUT_S, allowed_s))
+            return tasks_pb2_grpc.TaskServiceStub(self._bulk).ReturnLeases(
+                request, timeout=min(CALL_TIMEOUT_S, allowed_s)
+            )
 
         return await self.repeat("return leases", attempt, allowed_s)
 
@@ -235,12 +233,29 @@ class ServiceClient:
 
     def push(self) -> PushStream:
         """A push stream on the bulk channel; takes serialized PushGroupsRequests."""
-        return cast("PushStream", self._push())  # type: ignore[call-arg]  # written to, not iterated
+        begin = self._bulk.stream_stream(
+            "/rollout_buffer.v1.GroupService/PushGroups",
+            # Requests are built by buffer_wire.codec: bytes already.
+            request_serializer=None,
+            response_deserializer=groups_pb2.PushGroupsResponse.FromString,
+        )
+        return cast("PushStream", begin())  # type: ignore[call-arg]  # written to, not iterated
+
+    def move(self) -> None:
+        """Have what is pushed go over a new connection, perhaps to another process of the service; calls on the old
+        one have `CALL_TIMEOUT_S` to end.
+        """
+        former, self._bulk = self._bulk, self._connector.asyncio()
+        closing = asyncio.ensure_future(former.close(CALL_TIMEOUT_S))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Close both channels."""
         await self._control.close(None)
         await self._bulk.close(None)
+        for closing in self._closing:
+            closing.cancel()
 
     async def repeat(self, what: str, attempt: Callable[[], Awaitable[R]], timeout_s: float) -> R:
         """Call until it is answered; gives up after `timeout_s`, or on an error that no repeat can mend."""

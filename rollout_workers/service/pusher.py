@@ -128,6 +128,8 @@ class Pusher:
             if error is not None:
                 if self._service.met(error) or self._service.renewed(error, token):
                     continue
+                if error.attributes.get("process") == "full":
+                    self._service.move()
                 if worth_waiting(error):
                     trouble_since = min(trouble_since, time.monotonic())
                     if time.monotonic() - trouble_since > self._service.timeout_s:

@@ -65,6 +65,8 @@ class FakeService:
     extends: list[list[str]] = field(default_factory=list)
     bundles: list[int] = field(default_factory=list)
     """Groups of each received bundle."""
+    pushers: list[str] = field(default_factory=list)
+    """Connections of the push streams, by address and port, in the order in which they came."""
     outcomes: deque[Outcome] = field(default_factory=deque)
     """Answers to the next pushes, in place of the right ones."""
     refuse_pushes: deque[RolloutBufferError] = field(default_factory=deque)
@@ -333,6 +335,7 @@ class _Groups(groups_pb2_grpc.GroupServiceServicer):
     async def PushGroups(
         self, request_iterator: AsyncIterator[groups_pb2.PushGroupsRequest], context: Context
     ) -> AsyncIterator[groups_pb2.PushGroupsResponse]:
+        self.fake.pushers.append(context.peer())
         async for request in request_iterator:
             self.fake.bundles.append(len(request.groups))
             if self.fake.refuse_pushes:

@@ -5,7 +5,7 @@ import pytest
 
 import buffer_wire.connection.access
 from buffer_wire.connection.access import Access
-from buffer_wire.errors import RunPaused, Unauthenticated
+from buffer_wire.errors import NotReady, RunPaused, Unauthenticated
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.counters import Counters
 from rollout_workers.service.client import ServiceClient
@@ -131,6 +131,18 @@ async def test_paused_run_is_waited_out(fake: FakeService) -> None:
     fake.refuse_pushes.extend([RunPaused("r", "store_rolled_back")] * 2)
     async with pushing(fake) as p:
         assert await p.push_all("t1", "t2") == ["queued", "queued"]
+
+
+@pytest.mark.parametrize(("told", "connections"), [({}, 1), ({"process": "full"}, 3)])
+async def test_who_is_refused_by_a_full_process_comes_on_another_connection(
+    fake: FakeService, told: dict[str, str], connections: int
+) -> None:
+    fake.refuse_pushes.extend([NotReady("ask again", **told)] * 2)
+    async with pushing(fake) as p:
+        assert await p.push_all("t1") == ["queued"]
+        assert await p.push_all("t2") == ["queued"], "the connection that served it is kept"
+    assert len(fake.pushers) == 3
+    assert len(set(fake.pushers)) == connections
 
 
 async def test_no_group_is_given_up_for_a_stream_that_ends_while_it_is_written_to(fake: FakeService) -> None:

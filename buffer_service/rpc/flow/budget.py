@@ -1,6 +1,8 @@
 """Bounds on what one process lets its clients have under way: streams, and bytes of pushes that are not acknowledged.
 
-What lies in the process's own memory has a bound of its own (room.py).
+Memory is held by bytes: these, and the room that messages take (room.py), which an idle stream gives to those who wait.
+So pushes and pulls are many at once, and the number of streams is a last bound. It is a close one for readers alone,
+exports and reads of evaluations, whose bytes nobody counts.
 """
 
 import asyncio
@@ -10,24 +12,37 @@ from contextlib import contextmanager
 
 from buffer_wire.errors import NotReady
 
+READERS = 256, 192
+"""Exports and reads of evaluations that a process serves at once, and of one token; each holds a few megabytes."""
+
 
 class StreamSlots:
-    """Slots for streams: `limit` at once, `per_token` of one token (0: no bound); one more is told to come again."""
+    """Slots for streams: `limit` at once, `per_token` of one token (0: no bound); one more is told to come again.
 
-    def __init__(self, limit: int, per_token: int = 0) -> None:
+    `named`: names of the two bounds, for who is refused.
+    """
+
+    def __init__(
+        self, limit: int, per_token: int = 0, named: tuple[str, str] = ("max_streams", "max_token_streams")
+    ) -> None:
         self._limit = limit
         self._per_token = per_token
+        self._named = named
         self._open: Counter[str] = Counter()
 
     @contextmanager
     def slot(self, token_id: str) -> Iterator[None]:
         """Hold a slot; `token_id` is empty for a caller without one. Raises NotReady when all are taken."""
         if self._open.total() >= self._limit:
-            raise NotReady(f"{self._limit} streams are open, as many as this process serves (max_streams); ask again")
+            raise NotReady(
+                f"{self._limit} streams are open, as many as this process serves ({self._named[0]}); ask again",
+                process="full",
+            )
         if token_id and self._per_token and self._open[token_id] >= self._per_token:
             raise NotReady(
                 f"{self._per_token} streams of token {token_id!r} are open, as many as it may have at one process "
-                "(max_token_streams); ask again"
+                f"({self._named[1]}); ask again",
+                process="full",
             )
         self._open[token_id] += 1
         try:

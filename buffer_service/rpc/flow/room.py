@@ -126,7 +126,8 @@ class Room:
                 raise NotReady(
                     f"{self.used_bytes} bytes of messages are on their way through this process, whose clients or "
                     f"store take their time, and {self.waiting - 1} others wait for room too (blocked_bytes); ask "
-                    "again"
+                    "again",
+                    process="full",
                 )
             self._end_silent(loop.time())
             await asyncio.wait([mine], timeout=min(POLL_S, left))
