@@ -1,4 +1,4 @@
-"""The payload of a group: columns of samples laid end to end, read and written without a copy per array.
+"""The payload of a group: columns of samples laid end to end, read and written without a copy of large arrays.
 
 Each column of the header occupies `rows * item_size` bytes, starting at the next multiple of 8 from the payload's
 start, little-endian and C-contiguous. Rows are those of sample 0, then sample 1, and so on. The layout follows from
@@ -9,17 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import TypeAlias
+from sys import byteorder
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from buffer_wire.resp.encoding import JOIN_BYTES
 from rollout_buffer.v1 import groups_pb2 as pb
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Array: TypeAlias = npt.NDArray[np.generic]
+Rows: TypeAlias = Array | Sequence[Array]
+"""Rows of a column: an array of shape [rows, *item_shape], or several that are laid end to end."""
 
 ALIGNMENT = 8
+_PADDING = [bytes(count) for count in range(ALIGNMENT)]
+_LITTLE_ENDIAN = "<|=" if byteorder == "little" else "<|"
 
 TOKEN_IDS = "token_ids"  # noqa: S105 - a column name, not a password
 LOGPROBS = "logprobs"
@@ -129,25 +135,39 @@ def payload_bytes(header: pb.GroupHeader) -> int:
     return extent(column_specs(header), tokens, len(header.samples))
 
 
-def write_payload(columns: Sequence[Array]) -> bytes:
-    """Lay arrays of shape [rows, *item_shape] end to end, in the header's order. One copy in all."""
+def write_payload(columns: Sequence[Rows]) -> bytes:
+    """The payload of columns, in the header's order, in one piece."""
     return b"".join(payload_pieces(columns))
 
 
-def payload_pieces(columns: Sequence[Array]) -> list[Buffer]:
-    """The payload of arrays of shape [rows, *item_shape], in the header's order, as pieces: nothing is copied.
+def payload_pieces(columns: Sequence[Rows]) -> list[Buffer]:
+    """The payload of columns, in the header's order, as pieces of bytes; large arrays are not copied.
 
-    Arrays that are not contiguous, or not little-endian, are copied one by one.
+    Arrays of up to JOIN_BYTES are joined with their neighbours: to hash and send one by itself costs more than its
+    copy. Those that are not contiguous, or not little-endian, are copied one by one.
     """
     pieces: list[Buffer] = []
+    small: list[Any] = []  # arrays and bytes: numpy's type does not say that it is a buffer
     offset = 0
-    for array in columns:
-        start = aligned(offset)
-        if start != offset:
-            pieces.append(bytes(start - offset))
-        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        pieces.append(little.data.cast("B") if little.size else b"")
-        offset = start + little.nbytes
+    for column in columns:
+        if padding := -offset % ALIGNMENT:
+            small.append(_PADDING[padding])
+            offset += padding
+        for rows in (column,) if isinstance(column, np.ndarray) else column:
+            array = rows
+            if array.dtype.byteorder not in _LITTLE_ENDIAN or not array.flags.c_contiguous:
+                array = np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("<"))
+            size = array.nbytes
+            offset += size
+            if size <= JOIN_BYTES:
+                small.append(array)
+                continue
+            if small:
+                pieces.append(b"".join(small))
+                small = []
+            pieces.append(array.data.cast("B"))
+    if small:
+        pieces.append(b"".join(small))
     return pieces
 
 

@@ -92,7 +92,7 @@ def template(size: Size, uid: int) -> Sequence[Sample]:
 
 
 def joined(uid: int, samples: Sequence[Sample]) -> Columns:
-    """The samples laid end to end: the copy that every side begins with."""
+    """The samples laid end to end."""
     return Columns(
         uid,
         np.concatenate([sample.tokens for sample in samples]),

@@ -15,17 +15,13 @@ from rollout_workers.engine.token_rows import TokenRows
 
 def columns_of(
     name: str, rows: Sequence[TokenRows], prompts: Sequence[int]
-) -> list[tuple[groups_pb2.Column, layout.Array]]:
-    """Header entries and arrays of one column: the rows of each sample's response, behind so many prompt tokens."""
-    values = np.concatenate([each.values for each in rows])
-    counts = np.concatenate(
-        [part for each, tokens in zip(rows, prompts, strict=True) for part in (np.zeros(tokens, np.int32), each.counts)]
-    )
-    ragged = layout.column_of(name, values, groups_pb2.AXIS_RAGGED, [len(each.values) for each in rows])
-    return [
-        (ragged, values),
-        (layout.column_of(layout.counts_of(name), counts, groups_pb2.AXIS_TOKEN), counts),
-    ]
+) -> list[tuple[groups_pb2.Column, layout.Rows]]:
+    """Header entries and rows of one column: those of each sample's response, behind so many prompt tokens."""
+    values = [each.values for each in rows]
+    none = np.zeros(max(prompts, default=0), np.int32)
+    counts = [part for each, tokens in zip(rows, prompts, strict=True) for part in (none[:tokens], each.counts)]
+    ragged = layout.column_of(name, values[0], groups_pb2.AXIS_RAGGED, [len(each) for each in values])
+    return [(ragged, values), (layout.column_of(layout.counts_of(name), none, groups_pb2.AXIS_TOKEN), counts)]
 
 
 def rows_of(name: str, columns: Mapping[str, layout.Array], samples: Iterable[groups_pb2.Sample]) -> list[TokenRows]:

@@ -264,7 +264,7 @@ class GroupProgress:
         header, payload = self._encode([0.0] * len(self.samples), worker_id, more=self._own_columns())
         return groups_pb2.Group(header=header, payload=b"".join(payload))
 
-    def _own_columns(self) -> list[tuple[groups_pb2.Column, layout.Array]]:
+    def _own_columns(self) -> list[tuple[groups_pb2.Column, layout.Rows]]:
         """Columns of what a rollout function's samples have beyond those of a single turn."""
         samples = self.samples
         if not any(sample.turns or sample.reward is not None or sample.prompt_ids is not None for sample in samples):
@@ -280,35 +280,38 @@ class GroupProgress:
         rewards: Sequence[float],
         worker_id: str,
         *,
-        more: Sequence[tuple[groups_pb2.Column, layout.Array]] = (),
+        more: Sequence[tuple[groups_pb2.Column, layout.Rows]] = (),
     ) -> tuple[groups_pb2.GroupHeader, list[layout.Buffer]]:
         prompts = [self.prompt_of(i) for i in range(len(self.samples))]
-        ids = _interleave(prompts, [sample.output_ids for sample in self.samples])
-        logprobs = _interleave(
-            [np.zeros(len(p), np.float32) for p in prompts], [sample.logprobs for sample in self.samples]
-        )
-        mask = _interleave([np.zeros(len(p), np.uint8) for p in prompts], [sample.mask for sample in self.samples])
-        columns = ((layout.TOKEN_IDS, ids), (layout.LOGPROBS, logprobs), (layout.LOSS_MASK, mask))
-        asked = [
-            column
-            for name in self.task.columns
-            for column in columns_of(name, [s.columns[name] for s in self.samples], [len(p) for p in prompts])
+        lengths = [len(prompt) for prompt in prompts]
+        # What lies before a response: a prompt has log-probability 0 and mask 0.
+        none = np.zeros(max(lengths), np.float32), np.zeros(max(lengths), np.uint8)
+        columns: list[tuple[groups_pb2.Column, layout.Rows]] = [
+            (_TOKEN_COLUMNS[0], _interleaved(prompts, [sample.output_ids for sample in self.samples])),
+            (_TOKEN_COLUMNS[1], _interleaved([none[0][:n] for n in lengths], [s.logprobs for s in self.samples])),
+            (_TOKEN_COLUMNS[2], _interleaved([none[1][:n] for n in lengths], [s.mask for s in self.samples])),
         ]
-        more = [*asked, *more]
+        for name in self.task.columns:
+            columns += columns_of(name, [sample.columns[name] for sample in self.samples], lengths)
+        columns += more
         header = groups_pb2.GroupHeader(
             task_id=self.task.task_id,
             incarnation=self.lease.incarnation,
             lease_id=self.lease.lease_id,
             environment=self.task.environment,
-            columns=[
-                *(layout.column_of(name, array, groups_pb2.AXIS_TOKEN) for name, array in columns),
-                *(column for column, _ in more),
-            ],
+            columns=[column for column, _ in columns],
             worker_id=worker_id,
         )
         for sample, prompt, reward in zip(self.samples, prompts, rewards, strict=True):
             _add_sample(header, sample, len(prompt), reward)
-        return header, layout.payload_pieces([*(array for _, array in columns), *(array for _, array in more)])
+        return header, layout.payload_pieces([rows for _, rows in columns])
+
+
+_TOKEN_COLUMNS = [
+    groups_pb2.Column(name=name, dtype=dtype, axis=groups_pb2.AXIS_TOKEN)  # type: ignore[arg-type]
+    for name, dtype in layout.REQUIRED_COLUMNS
+]
+"""Header entries of the columns that every group has: token ids, log-probabilities, mask."""
 
 
 def _turn_finish(code: int) -> FinishReason | None:
@@ -346,6 +349,6 @@ def _sample_of(wire: groups_pb2.Sample, columns: Mapping[str, layout.Array], at:
     )
 
 
-def _interleave(prompts: Sequence[npt.NDArray[N]], responses: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:
+def _interleaved(prompts: Sequence[npt.NDArray[N]], responses: Sequence[npt.NDArray[N]]) -> list[npt.NDArray[N]]:
     """The prompt before each response: prompt 0, response 0, prompt 1, response 1, …."""
-    return np.concatenate([part for both in zip(prompts, responses, strict=True) for part in both])
+    return [part for both in zip(prompts, responses, strict=True) for part in both]

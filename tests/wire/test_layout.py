@@ -44,6 +44,27 @@ def test_every_column_starts_at_a_multiple_of_eight() -> None:
     assert all((array.ctypes.data - first) % 8 == 0 for array in layout.read_payload(header, payload).values())
 
 
+@pytest.mark.parametrize("tokens", [1, 7, 300, 5_000, 40_000])
+def test_a_payload_of_samples_in_pieces_is_that_of_their_columns(tokens: int) -> None:
+    """Whatever of it is joined, and however the samples' arrays lie."""
+    header, columns = make_header([tokens, 1, tokens + 3], extra={"pair": np.ones((2 * tokens + 4, 2), np.int16)})
+    cuts = [tokens, tokens + 1]
+    pieces = layout.payload_pieces([np.split(column, cuts) for column in columns])
+    assert b"".join(pieces) == layout.write_payload(columns)
+    assert sum(map(len, pieces)) == layout.payload_bytes(header)
+    strided = [np.split(np.repeat(column, 2, axis=0)[::2], cuts) for column in columns]
+    assert b"".join(layout.payload_pieces(strided)) == b"".join(pieces)
+    empty = [[column[:0], column, column[:0]] for column in columns]
+    assert b"".join(layout.payload_pieces(empty)) == b"".join(pieces)
+
+
+def test_large_arrays_of_a_payload_are_not_copied() -> None:
+    _, columns = make_header([20_000, 20_000])
+    pieces = [np.frombuffer(piece, np.uint8) for piece in layout.payload_pieces([np.split(c, 2) for c in columns])]
+    for half in np.split(columns[0], 2) + np.split(columns[1], 2):
+        assert any(np.shares_memory(half, piece) for piece in pieces)
+
+
 def test_ragged_and_per_sample_columns_have_their_own_rows() -> None:
     header, columns = make_header([5, 7])
     pixels = np.arange(15, dtype=np.uint8).reshape(5, 3)

@@ -1,6 +1,7 @@
 """The floor of the direct way: SET and RPUSH, BLMPOP, MGET and UNLINK, payloads over raw sockets, and nothing decided.
 
-Arrays are sent as they lie, and received into the memory that numpy views; no reply is parsed, for lengths are known.
+Large arrays are sent as they lie, and received into the memory that numpy views; no reply is parsed, for lengths are
+known.
 """
 
 import socket
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 import redis
 
-from bench.peers.groups import Columns, Size, joined
+from bench.peers.groups import Columns, Size
 from bench.peers.loops import THREADS, Group, NoFacts, Source, in_threads
+from buffer_wire import layout
 
 _WAIT_S = 60
 
@@ -28,7 +30,7 @@ class _Raw:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(path)
 
-    def send(self, *pieces: "bytes | memoryview") -> None:
+    def send(self, *pieces: layout.Buffer) -> None:
         left = list(pieces)
         while left:
             sent = self._socket.sendmsg(left)
@@ -82,9 +84,11 @@ class Producer(NoFacts):
             raw.close()
 
     def _push(self, raw: _Raw, group: Group) -> None:
-        columns = joined(*group)
-        arrays = [array.data.cast("B") for array in (columns.tokens, columns.logprobs, columns.mask, columns.rewards)]
-        key = b"%b:%d" % (self._queue, columns.uid)
+        uid, samples = group
+        rewards = np.array([sample.reward for sample in samples], np.float32)
+        columns = ([s.tokens for s in samples], [s.logprobs for s in samples], [s.mask for s in samples], rewards)
+        arrays = layout.payload_pieces(columns)
+        key = b"%b:%d" % (self._queue, uid)
         head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, sum(map(len, arrays)))
         raw.send(head, *arrays, b"\r\n" + _command(b"RPUSH", self._queue, key))
         if not (told := raw.lines(2)).startswith(b"+OK\r\n:"):

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import uvloop
 
-from bench.peers.groups import PROMPT, Columns, Size, joined
+from bench.peers.groups import PROMPT, Columns, Size
 from bench.peers.loops import BATCH, FULL_S, Source
 from bench.peers.loops import Group as Pushed
 from buffer_wire import layout
@@ -69,12 +69,9 @@ class Producer:
                 await asyncio.sleep(0 if groups else FULL_S)
 
     async def _push(self, group: Pushed) -> None:
-        uid, samples = group
-        columns = joined(uid, samples)
-        payload = layout.payload_pieces([columns.tokens, columns.logprobs, columns.mask])
-        result = await self._pusher.push(self._header(group), payload)
+        result = await self._pusher.push(self._header(group), _payload(group))
         if result.outcome != "queued":
-            raise RuntimeError(f"group {uid} was answered {result}")
+            raise RuntimeError(f"group {group[0]} was answered {result}")
 
     def _header(self, group: Pushed) -> pb.GroupHeader:
         uid, samples = group
@@ -95,6 +92,13 @@ class Producer:
         await asyncio.gather(self._running, return_exceptions=True)
         await self._writer.close()
         await self._client.close()
+
+
+def _payload(group: Pushed) -> Sequence[layout.Buffer]:
+    """The columns, sample after sample, as a worker's groups become pieces."""
+    samples = group[1]
+    columns = [[s.tokens for s in samples], [s.logprobs for s in samples], [s.mask for s in samples]]
+    return layout.payload_pieces(columns)
 
 
 class Consumer:
