@@ -1,5 +1,5 @@
 """Addresses of stores: unix:///path, redis://, rediss:// and valkey(s)://; with +sentinel behind the scheme that of
-the primary that Sentinels know by its name.
+the primary that Sentinels know by its name. Of payload stores: redis+cluster:// and rediss+cluster://.
 """
 
 import dataclasses
@@ -14,8 +14,10 @@ from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 DEFAULT_PORT = 6379
 DEFAULT_SENTINEL_PORT = 26379
 SENTINEL = "+sentinel"
+CLUSTER = "+cluster"
 _SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True, "unix": False}
 _SENTINEL_OPTIONS = {"sentinel_username", "sentinel_password"}
+_CLUSTER_URL = re.compile(rf"([a-z]+){re.escape(CLUSTER)}://([^/?#]+)/?")
 _SENTINEL_URL = re.compile(rf"([a-z]+){re.escape(SENTINEL)}://([^/?#]*)([^?#]*)(?:\?([^#]*))?")
 
 
@@ -46,6 +48,8 @@ class Address:
     """PEM file of the authorities of servers and Sentinels with TLS; None: the system's."""
     sentinels: Sentinels | None = None
     """Sentinels that know host and port; these are empty and 0 until `at` fills them in."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Nodes of a cluster that are asked for the others; host and port as with Sentinels."""
 
     @classmethod
     def parse(cls, url: str) -> "Address":
@@ -60,11 +64,37 @@ class Address:
                 "redis+sentinel://host:port,host:port/service/database",
             ) from error
 
+    @classmethod
+    def parse_cluster(cls, url: str) -> "Address":
+        """Raises StoreUnsuitable for what is no cluster's address."""
+        shown = redacted(url)
+        parts = _CLUSTER_URL.fullmatch(url)
+        try:
+            if parts is None or parts[1] not in _SCHEMES or parts[1] == "unix":
+                raise ValueError(url)
+            credentials, _, hosts = parts[2].rpartition("@")
+            username, _, password = credentials.partition(":")
+            return cls(
+                shown=shown,
+                path="",
+                host="",
+                port=0,
+                tls=_SCHEMES[parts[1]],
+                username=unquote(username),
+                password=unquote(password),
+                database=0,
+                nodes=tuple(_host(host, DEFAULT_PORT) for host in hosts.split(",")),
+            )
+        except ValueError as error:
+            raise StoreUnsuitable(
+                shown, "its address must be redis+cluster://host:port,host:port or rediss+cluster://…"
+            ) from error
+
     def at(self, host: str, port: int) -> "Address":
-        """The address of the primary that the Sentinels have named."""
+        """The address of the primary that the Sentinels, or the cluster's nodes, have named."""
         # Both: an error must say which server it was, and whose.
         shown = f"{host}:{port} ({self.shown})"
-        return dataclasses.replace(self, shown=shown, host=host, port=port, sentinels=None)
+        return dataclasses.replace(self, shown=shown, host=host, port=port, sentinels=None, nodes=())
 
     def greeting(self) -> list[tuple[str | int, ...]]:
         """Commands that a new connection begins with."""
@@ -136,11 +166,11 @@ def _parse_sentinels(url: str, shown: str) -> Address:
     )
 
 
-def _host(text: str) -> tuple[str, int]:
+def _host(text: str, port: int = DEFAULT_SENTINEL_PORT) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     if not parts.hostname:
         raise ValueError(text)
-    return parts.hostname, parts.port or DEFAULT_SENTINEL_PORT
+    return parts.hostname, parts.port or port
 
 
 def _database(text: str) -> int:

@@ -45,8 +45,9 @@ A host that is gone answers nothing, so the connections to it would be waited fo
 class Primary:
     """Primary of the store: where it is, and all connections that were made to it."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self.address = address
+        self._connect_timeout_s = connect_timeout_s if address.sentinels is None else NAMED_TIMEOUT_S
         self._where = ""
         self._connections: WeakSet[RespConnection] = WeakSet()
         self._sentinel = _client(address) if address.sentinels is not None else None
@@ -122,8 +123,7 @@ class Primary:
         return str(host), int(port)
 
     async def _connect(self, address: Address, on_push: Callable[[Any], None] | None) -> RespConnection:
-        timeout_s = CONNECT_TIMEOUT_S if self._sentinel is None else NAMED_TIMEOUT_S
-        connection, role = await _open(address, on_push, timeout_s)
+        connection, role = await _open(address, on_push, self._connect_timeout_s)
         if self._sentinel is not None:
             if role != "master":
                 connection.abort("it is no primary")

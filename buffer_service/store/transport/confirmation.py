@@ -13,7 +13,7 @@ from buffer_service.store.transport.claims import Claims
 from buffer_service.store.transport.exchange import Exchange
 from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.refusals import Refusals
-from buffer_service.store.transport.replication import Replication
+from buffer_service.store.transport.replication import Replication, Waits
 from buffer_service.store.transport.shared_calls import SharedCalls
 from buffer_wire.errors import StoreUnavailable
 from buffer_wire.resp.protocol import RespConnection
@@ -30,12 +30,14 @@ class Confirmation:
         control: Link,
         refusals: Refusals,
         replication: Replication,
+        waits: Waits,
         claims: Claims,
     ) -> None:
         self._exchange = exchange
         self._control = control
         self._refusals = refusals
         self._replication = replication
+        self._waits = waits
         self._claims = claims
         self._appended = SharedCalls(self._ask_whether_appended)
 
@@ -55,9 +57,9 @@ class Confirmation:
         if tag == b"created":
             # A run of that name may have been deleted before.
             self._claims.forget(run_id)
-        wanted = self._replication.known(run_id) or await self._replication.asked(run_id)
+        wanted = await self._replication.wanted(run_id)
         if wanted.replicas:
-            await self._replication.wait(wanted, at.server)
+            await self._waits.wait(wanted, at.server)
         if at.appends and await self._appended.answer() != at.server:
             raise StoreUnavailable(
                 self._refusals.store, "it was started anew between a write and the look whether it is appended"

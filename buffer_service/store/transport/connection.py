@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from buffer_service.domain.command import Command
-from buffer_service.domain.ops import Buffer
+from buffer_service.domain.ops import UNPUSHED_MS, Buffer
 from buffer_service.store.address import Address
 from buffer_service.store.keys import index_key
 from buffer_service.store.primary import Primary
@@ -23,8 +23,10 @@ from buffer_service.store.transport.exchange import Exchange
 from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.meter import CallMeter, NoMeter, measured
 from buffer_service.store.transport.refusals import Refusals
-from buffer_service.store.transport.replication import Replication, Send
-from buffer_wire.payloads.keys import portions
+from buffer_service.store.transport.replication import Replication, Waits, Wanted
+from buffer_wire.errors import StoreUnavailable
+from buffer_wire.payloads.keys import part_keys, parts_of, portions
+from buffer_wire.payloads.parts import cut
 from buffer_wire.resp.encoding import Part, Parts
 from buffer_wire.resp.errors import ReplyError
 from buffer_wire.resp.protocol import RespConnection
@@ -41,11 +43,13 @@ class StoreConnection:
         embedded: bool = False,
         timeout_s: float = 30.0,
         meter: CallMeter | None = None,
+        apart: bool = False,
     ) -> None:
+        """`apart`: the scripts are those for payloads on servers of their own."""
         self.address = dataclasses.replace(Address.parse(url), ca=ca)
         self.name = self.address.shown
         self.primary = Primary(self.address)
-        self._scripts = load_scripts()
+        self._scripts = load_scripts(apart=apart)
         self._meter = meter or NoMeter()
         self._control = Link(self.primary)
         self._writes = Link(self.primary)
@@ -53,8 +57,11 @@ class StoreConnection:
         self._refusals = Refusals(self.name, embedded=embedded)
         self._exchange = Exchange(self.primary, self._refusals, timeout_s)
         self._claims = Claims(self._refusals)
-        replication = Replication(self.name, self._over(self._control), lambda: self._over(Link(self.primary)))
-        self._confirmation = Confirmation(self._exchange, self._control, self._refusals, replication, self._claims)
+        self._replication = Replication(self._exchange.over(self._control))
+        waits = Waits(self.name, lambda: self._exchange.over(Link(self.primary)))
+        self._confirmation = Confirmation(
+            self._exchange, self._control, self._refusals, self._replication, waits, self._claims
+        )
 
     async def open(self) -> None:
         """Load the scripts. Raises StoreUnavailable."""
@@ -64,32 +71,65 @@ class StoreConnection:
         """Close all connections."""
         await self.primary.close()
 
-    async def run(self, command: Command[Any], arguments: bytes) -> Buffer:
+    async def run(self, command: Command[Any], *arguments: bytes) -> Buffer:
         """Run a command's script with these arguments; its packed reply, which waits for what it acknowledges.
 
         Raises StoreRolledBack beside what the transport raises.
         """
-        request = [self._script_call(command, arguments)]
+        request = [self._script_call(command, *arguments)]
         return await measured(self._meter, command.script, self._decide(self._control, request, command))
 
     async def store_and_run(self, command: Command[Any]) -> Buffer:
-        """Stage and store a command's payloads and run the script that indexes them, all in one transaction."""
+        """Stage and store a command's payloads and run the script that indexes them, all in one transaction.
+
+        Parts are written before it, one by one, for it would hold the store up. They expire until it takes that away.
+        """
         staged: list[Part] = []
         stored: list[Part] = []
+        kept: list[Parts] = []
+        tenure = ""
         for key, body in command.payloads:
             staged += (0, key)
-            stored += (key, body)
+            if parts_of(key):
+                tenure = await measured(self._meter, "write", self._write_parts(key, body, tenure))
+                kept += [("PERSIST", part.key) for part in part_keys(key)]
+            else:
+                stored += (key, body)
         request: list[Parts] = [
             ("MULTI",),
             ("ZADD", index_key(command.run_id, "staging"), *staged),
-            ("MSET", *stored),
+            *([("MSET", *stored)] if stored else []),
+            *kept,
             self._script_call(command, command.arguments),
             ("EXEC",),
         ]
-        return await measured(self._meter, command.script, self._decide(self._writes, request, command))
+        return await measured(self._meter, command.script, self._decide(self._writes, request, command, tenure))
 
-    def _script_call(self, command: Command[Any], arguments: bytes) -> Parts:
-        return ("EVALSHA", self._scripts[command.script].sha, 1, index_key(command.run_id, "run"), arguments)
+    async def write(self, part_key: str, body: Buffer) -> bool:
+        """Write a part of a payload that no push has named yet; False where there is one of that key."""
+        command = ("SET", part_key, body, "NX", "PX", UNPUSHED_MS)
+        return await measured(self._meter, "write", self._single(self._writes, command)) is not None
+
+    async def _write_parts(self, key: str, body: Buffer, tenure: str) -> str:
+        """Write a payload in parts, which have to lie on the server of this tenure ('': any); its tenure."""
+        for part, piece in cut(key, [body]):
+            command = ("SET", part.key, piece, "PX", UNPUSHED_MS)
+            (reply,), at = await self._exchange.commands(self._writes, [command])
+            self._refusals.checked(reply)
+            tenure = tenure or at.tenure
+            self._check_tenure(at, tenure)
+        return tenure
+
+    def _check_tenure(self, connection: RespConnection, tenure: str) -> None:
+        if tenure and connection.tenure != tenure:
+            raise StoreUnavailable(self.name, "the primary has changed between the parts of a payload and their push")
+
+    def _script_call(self, command: Command[Any], *arguments: bytes) -> Parts:
+        return ("EVALSHA", self._scripts[command.script].sha, 1, index_key(command.run_id, "run"), *arguments)
+
+    async def wanted(self, run_id: str) -> Wanted:
+        """Replicas that the run's policy has acknowledgements wait for."""
+        return await self._replication.wanted(run_id)
 
     async def fetch(self, payload_keys: Sequence[str]) -> list[Buffer | None]:
         """Payloads in order, None where one is gone; at most PORTION_BYTES are asked for at once."""
@@ -108,10 +148,11 @@ class StoreConnection:
         """Send one command."""
         return await measured(self._meter, "command", self._single(self._control, parts))
 
-    async def _decide(self, link: Link, parts: Sequence[Parts], command: Command[Any]) -> Buffer:
-        """The script's reply; `parts` call it alone, or at the end of a transaction."""
+    async def _decide(self, link: Link, parts: Sequence[Parts], command: Command[Any], tenure: str = "") -> Buffer:
+        """The script's reply; `parts` call it alone, or at the end of a transaction, on the server of that tenure."""
 
         def request(connection: RespConnection) -> Awaitable[list[Any]]:
+            self._check_tenure(connection, tenure)
             return self._claims.request(connection, parts, command)
 
         replies, at = await self._exchange.request(link, request)
@@ -142,10 +183,3 @@ class StoreConnection:
         replies, _ = await self._exchange.commands(self._control, commands)
         for reply in replies:
             self._refusals.checked(reply)
-
-    def _over(self, link: Link) -> Send:
-        async def send(commands: Sequence[Parts], longer_s: float) -> tuple[list[Any], str]:
-            replies, at = await self._exchange.commands(link, commands, longer_s)
-            return replies, at.server
-
-        return send

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from buffer_service.store.primary import Primary
 from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.refusals import Refusals, is_elsewhere, unrun
+from buffer_service.store.transport.replication import Send
 from buffer_wire.errors import StoreUnavailable
 from buffer_wire.resp.encoding import Parts
 from buffer_wire.resp.errors import ConnectionLost
@@ -36,6 +37,15 @@ class Exchange:
     ) -> tuple[list[Any], RespConnection]:
         """Send commands in one write, and wait so many seconds more than usual; see `request`."""
         return await self.request(link, lambda connection: connection.request(commands), longer_s)
+
+    def over(self, link: Link) -> Send:
+        """A way to send commands: their replies come with the life of the server that answered."""
+
+        async def send(commands: Sequence[Parts], longer_s: float) -> tuple[list[Any], str]:
+            replies, at = await self.commands(link, commands, longer_s)
+            return replies, at.server
+
+        return send
 
     async def request(self, link: Link, request: Request, longer_s: float = 0.0) -> tuple[list[Any], RespConnection]:
         """The replies, and the connection that they came over. Raises StoreUnavailable.

@@ -40,23 +40,40 @@ class Wanted:
 NOTHING = Wanted(0, 0)
 
 
-class Replication:
-    """The waits of one process. `ask` is for policies, `connect` makes a way to the store for each kind of wait."""
+class Waits:
+    """Waits for the replicas of one server. `connect` makes a way to it for each kind of wait."""
 
-    def __init__(self, store: str, ask: Send, connect: Callable[[], Send]) -> None:
+    def __init__(self, store: str, connect: Callable[[], Send]) -> None:
         self._store = store
-        self._ask = ask
         self._connect = connect
-        self._policies: dict[str, tuple[float, Wanted]] = {}
         self._shared: dict[Wanted, SharedCalls[tuple[int | ReplyError, str]]] = {}
 
-    def known(self, run_id: str) -> Wanted | None:
-        """Replicas that an acknowledgement of this run waits for; None when they must be read from the store."""
-        known = self._policies.get(run_id)
-        return known[1] if known is not None and known[0] > time.monotonic() else None
+    async def wait(self, wanted: Wanted, server: str) -> None:
+        """Wait until the replicas have all that `server` has written. Raises NotReplicated, StoreUnavailable."""
+        shared = self._shared.get(wanted)
+        if shared is None:
+            shared = self._shared[wanted] = SharedCalls(partial(_send, wanted, self._connect()))
+        reached, waited_at = await shared.answer()
+        if isinstance(reached, ReplyError):
+            raise StoreUnavailable(self._store, str(reached)) from reached
+        if waited_at != server:
+            raise StoreUnavailable(self._store, "the primary has changed between a write and the wait for its replicas")
+        if reached < wanted.replicas:
+            raise NotReplicated(wanted.replicas, reached, wanted.timeout_ms)
 
-    async def asked(self, run_id: str) -> Wanted:
-        """Replicas that an acknowledgement of this run waits for, read from the store."""
+
+class Replication:
+    """What the policies of one process's runs ask for. `ask` is for policies."""
+
+    def __init__(self, ask: Send) -> None:
+        self._ask = ask
+        self._policies: dict[str, tuple[float, Wanted]] = {}
+
+    async def wanted(self, run_id: str) -> Wanted:
+        """Replicas that an acknowledgement of this run waits for, read from the store every POLICY_AGE_S."""
+        known = self._policies.get(run_id)
+        if known is not None and known[0] > time.monotonic():
+            return known[1]
         # The age counts from before the question.
         until = time.monotonic() + POLICY_AGE_S
         (packed,), _ = await self._ask([("HGET", index_key(run_id, "run"), "policy")], 0.0)
@@ -71,19 +88,6 @@ class Replication:
     def forget(self, run_id: str) -> None:
         """Forget what is known of the run's policy: it has changed."""
         self._policies.pop(run_id, None)
-
-    async def wait(self, wanted: Wanted, server: str) -> None:
-        """Wait until the replicas have all that `server` has written. Raises NotReplicated, StoreUnavailable."""
-        shared = self._shared.get(wanted)
-        if shared is None:
-            shared = self._shared[wanted] = SharedCalls(partial(_send, wanted, self._connect()))
-        reached, waited_at = await shared.answer()
-        if isinstance(reached, ReplyError):
-            raise StoreUnavailable(self._store, str(reached)) from reached
-        if waited_at != server:
-            raise StoreUnavailable(self._store, "the primary has changed between a write and the wait for its replicas")
-        if reached < wanted.replicas:
-            raise NotReplicated(wanted.replicas, reached, wanted.timeout_ms)
 
 
 async def _send(wanted: Wanted, send: Send) -> tuple[int | ReplyError, str]:
