@@ -48,6 +48,45 @@ class ServiceOptions:
         )
 
 
+_weights = partial(typer.Option, rich_help_panel="Weights")
+
+
+@dataclass(frozen=True)
+class WeightsOptions:
+    """Options of whoever fetches weights, and may serve them: token, TLS, mirrors' cap.
+
+    As with the service, a token itself is no option; RB_WEIGHTS_TOKEN may hold one.
+    """
+
+    weights_token_file: Annotated[
+        Path | None,
+        _weights(
+            envvar="RB_WEIGHTS_TOKEN_FILE",
+            help="File with the token of the weights: sent to who serves them over https, asked of who reads here.",
+        ),
+    ] = None
+    weights_tls_ca: Annotated[
+        str | None,
+        _weights(
+            envvar="RB_WEIGHTS_TLS_CA",
+            help="PEM file of who signed the certificates of those who serve weights. Default: the system's.",
+        ),
+    ] = None
+    weights_tls_cert: Annotated[
+        Path | None,
+        _weights(envvar="RB_WEIGHTS_TLS_CERT", help="PEM file of the certificate under which weights are served here."),
+    ] = None
+    weights_tls_key: Annotated[Path | None, _weights(envvar="RB_WEIGHTS_TLS_KEY", help="PEM file of its key.")] = None
+    weights_max_mbps: Annotated[
+        float, _weights(help="Most megabits a second of all downloads of weights; 0: no limit.")
+    ] = 0.0
+
+    @property
+    def access(self) -> Access:
+        """Access to those who serve weights; what it leaves out is taken from the environment."""
+        return Access(token_file=self.weights_token_file or "", tls_ca=self.weights_tls_ca or "")
+
+
 @dataclass(frozen=True)
 class CallOptions(ServiceOptions):
     """Options of a command that calls the service and waits for the answers."""

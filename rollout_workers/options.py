@@ -21,8 +21,14 @@ EVALUATIONS = ("also", "never", "only")
 
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _LISTEN = re.compile(r"(?:[A-Za-z0-9._-]{0,200}|\[[0-9A-Fa-f:]+\]):\d{1,5}")
+_BASE_URL = re.compile(r"https?://[^\s/?#]{1,200}(/[^\s?#]*)?")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 _REWARD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def is_base_url(url: str) -> bool:
+    """True for an http(s) URL to which paths can be appended."""
+    return bool(_BASE_URL.fullmatch(url))
 
 
 def default_worker_id() -> str:
@@ -114,7 +120,7 @@ class WorkerOptions:
 
     weights_serve: str = ""
     """host:port at which fetched versions are served to other workers of the run, read-only; port 0: any free one.
-    Empty (default): none. No authentication: loopback, or a network that only workers reach."""
+    Empty (default): none. Without a token (`weights_access`): loopback, or a network that only workers reach."""
 
     weights_advertise: str = ""
     """Host name or address under which other workers reach `weights_serve`. Default: its host; the machine's name where
@@ -122,6 +128,22 @@ class WorkerOptions:
 
     weights_prefer_peers: bool = False
     """Ask other workers that have a version before its publisher, which is then spared."""
+
+    weights_mirrors: tuple[str, ...] = ()
+    """Base URLs of relays that may have the weights. They are asked before the publisher, the fastest first."""
+
+    weights_max_mbps: float = 0.0
+    """Most megabits a second that all downloads of weights take together; 0: no limit."""
+
+    weights_access: Access = field(default_factory=Access)
+    """Token and authorities of those who serve weights, and the token that `weights_serve` asks for; what is unset
+    comes from RB_WEIGHTS_TOKEN or RB_WEIGHTS_TOKEN_FILE, and RB_WEIGHTS_TLS_CA."""
+
+    weights_tls_cert: str | Path = ""
+    """PEM file with the certificate of `weights_serve`; RB_WEIGHTS_TLS_CERT where it is unset; none: plain http."""
+
+    weights_tls_key: str | Path = ""
+    """PEM file with its key; RB_WEIGHTS_TLS_KEY where it is unset."""
 
     pause_mode: str = "retract"
     """`retract` (running requests are recomputed), `in_place` (they go on over the old cache), `abort` (they come back
@@ -183,6 +205,9 @@ class WorkerOptions:
         check("evaluations", self.evaluations, lambda m: m in EVALUATIONS, f"one of {', '.join(EVALUATIONS)}")
         check("weights_serve", self.weights_serve, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
         check("weights_advertise", self.weights_advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
+        check("weights_max_mbps", self.weights_max_mbps, lambda n: 0 <= n <= 1e6, "0 to 1,000,000 Mbit/s")
+        for mirror in self.weights_mirrors:
+            check("weights_mirrors", mirror, is_base_url, "http://host:port or https://host:port")
         check("lease_wait_s", self.lease_wait_s, lambda s: 0 <= s <= 60, "0 to 60 seconds")
         check("progress_every_s", self.progress_every_s, lambda s: 0 <= s <= 86_400, "0 to 86,400 seconds")
         check("bundle_bytes", self.bundle_bytes, lambda n: 1 <= n <= 32 << 20, "1 to 33,554,432 bytes")

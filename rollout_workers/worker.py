@@ -49,6 +49,7 @@ from rollout_workers.weights.fetching.peers import ReportedPeers
 from rollout_workers.weights.loader import WeightLoader
 from rollout_workers.weights.permits import Permits
 from rollout_workers.weights.server import server_of
+from rollout_workers.weights.transfer.client import WeightClient
 from rollout_workers.weights.watcher import WeightWatcher
 
 OUTSTANDING_PER_SLOT = 4
@@ -126,6 +127,8 @@ class Worker:
             options.weights_dir / options.run_id,
             owner=options.worker_id,
             keep=options.keep_versions,
+            client=WeightClient(options.weights_access, max_mbps=options.weights_max_mbps),
+            mirrors=options.weights_mirrors,
             peers=peers,
             prefer_peers=options.weights_prefer_peers,
         )

@@ -29,6 +29,8 @@ class FilesManifest:
 
     base_url: str
     files: tuple[WeightFile, ...]
+    mirrors: tuple[str, ...] = ()
+    """Base URLs of relays that may have the files, by their SHA-256; they are asked before `base_url`."""
 
     def to_wire(self) -> pb.WeightManifest:
         """Convert to the wire's WeightManifest."""

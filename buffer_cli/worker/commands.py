@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from buffer_cli.command import runs
-from buffer_cli.options import ServiceOptions
+from buffer_cli.options import ServiceOptions, WeightsOptions
 
 _engines = partial(typer.Option, rich_help_panel="Engines")
 _weights = partial(typer.Option, rich_help_panel="Weights")
@@ -18,6 +18,7 @@ _times = partial(typer.Option, rich_help_panel="Times, in seconds")
 def worker(
     run_id: Annotated[str, typer.Option("--run", help="The run to work for; the worker waits until it exists.")],
     service: ServiceOptions,
+    weights: WeightsOptions,
     reward: Annotated[
         str | None, typer.Option(help="Reward function as module:function, importable from here.")
     ] = None,
@@ -83,6 +84,10 @@ def worker(
     weights_prefer_peers: Annotated[
         bool | None,
         _weights("--weights-prefer-peers/--no-weights-prefer-peers", help="Ask other workers before the publisher."),
+    ] = None,
+    weights_mirrors: Annotated[
+        list[str] | None,
+        _weights("--weights-mirror", help="URL of a relay, asked before the publisher; repeatable, the fastest first."),
     ] = None,
     pause_mode: Annotated[str | None, _weights(help="retract, in_place or abort.")] = None,
     evaluations: Annotated[

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from buffer_cli.options import ServiceOptions
+from buffer_cli.options import ServiceOptions, WeightsOptions
 from buffer_service.observability import logs
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions
@@ -16,10 +16,10 @@ _LAUNCH = ("sglang_python", "device", "gpus_per_engine", "ready_timeout_s", "log
 _SIMULATED = ("tokens_per_s", "slots", "length_median", "length_sigma", "vocab_size", "seed")
 
 
-def run(service: ServiceOptions, **given: Any) -> int:  # noqa: ANN401 - options of a worker
+def run(service: ServiceOptions, weights: WeightsOptions, **given: Any) -> int:  # noqa: ANN401 - options of a worker
     """Run a worker; returns its exit code."""
     try:
-        options = to_options(service, {name: value for name, value in given.items() if value is not None})
+        options = to_options(service, {name: value for name, value in given.items() if value is not None}, weights)
     except InvalidField as error:
         sys.stderr.write(f"error: {error.message}\n")
         return EXIT_OPTIONS
@@ -29,8 +29,9 @@ def run(service: ServiceOptions, **given: Any) -> int:  # noqa: ANN401 - options
     return run_worker(options)
 
 
-def to_options(service: ServiceOptions, given: dict[str, Any]) -> WorkerOptions:
+def to_options(service: ServiceOptions, given: dict[str, Any], weights: WeightsOptions | None = None) -> WorkerOptions:
     """WorkerOptions of the options that were given. Raises InvalidField."""
+    weights = weights or WeightsOptions()
     values = dict(given)
     engines = values.pop("engines", 1)
     model, simulate = values.pop("launch", None), values.pop("simulate", False)
@@ -44,6 +45,11 @@ def to_options(service: ServiceOptions, given: dict[str, Any]) -> WorkerOptions:
     return WorkerOptions(
         address=service.address,
         access=service.access,
+        weights_access=weights.access,
+        weights_max_mbps=weights.weights_max_mbps,
+        weights_tls_cert=weights.weights_tls_cert or "",
+        weights_tls_key=weights.weights_tls_key or "",
+        weights_mirrors=tuple(values.pop("weights_mirrors", None) or ()),
         engine_urls=tuple(values.pop("engine_urls", None) or ()),
         launch=LaunchOptions(model, engines=engines, extra_flags=flags, **launch_values) if model else None,
         simulated=SimulatedOptions(engines=engines, **simulated_values) if simulate else None,

@@ -20,17 +20,20 @@ POLL_S = 1.0
 SYSTEM = "system"
 """Value of `tls_ca` that means the certificate authorities that gRPC trusts by itself."""
 
+SERVICE, WEIGHTS = "RB_", "RB_WEIGHTS_"
+"""What the variables of an access begin with: to the service, and to whoever serves weights."""
+
 _VARIABLES = {
-    "token": "RB_TOKEN",
-    "token_file": "RB_TOKEN_FILE",
-    "tls_ca": "RB_TLS_CA",
-    "tls_cert": "RB_TLS_CLIENT_CERT",
-    "tls_key": "RB_TLS_CLIENT_KEY",
-    "tls_server_name": "RB_TLS_SERVER_NAME",
+    "token": "TOKEN",
+    "token_file": "TOKEN_FILE",
+    "tls_ca": "TLS_CA",
+    "tls_cert": "TLS_CLIENT_CERT",
+    "tls_key": "TLS_CLIENT_KEY",
+    "tls_server_name": "TLS_SERVER_NAME",
 }
 _INSECURE = "RB_INSECURE"
 
-ENVIRONMENT = frozenset(_VARIABLES.values())
+ENVIRONMENT = frozenset(prefix + name for prefix in (SERVICE, WEIGHTS) for name in _VARIABLES.values())
 """Variables that a program has to take out for a child that talks to something else than the service."""
 
 
@@ -61,13 +64,13 @@ class Access:
     insecure: bool = False
     """Send the token in plain text to other machines too."""
 
-    def effective(self) -> Self:
+    def effective(self, prefix: str = SERVICE) -> Self:
         """Fill unset fields from the environment. Raises InvalidField for fields that contradict each other."""
         found: dict[str, object] = {}
         given_token = self.token or self.token_file
         for name, variable in _VARIABLES.items():
             if not getattr(self, name) and not (given_token and name.startswith("token")):
-                found[name] = os.environ.get(variable, "")
+                found[name] = os.environ.get(prefix + variable, "")
         chosen = replace(self, **found) if found else self  # type: ignore[arg-type]  # all of them are text
         if not chosen.insecure and os.environ.get(_INSECURE, "").lower() in {"1", "true", "yes", "on"}:
             chosen = replace(chosen, insecure=True)

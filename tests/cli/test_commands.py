@@ -68,12 +68,15 @@ def test_serve_has_an_option_for_every_setting_that_is_no_password_and_no_other(
 
 def test_worker_has_an_option_for_every_option_of_a_worker() -> None:
     options = set(inspect.signature(worker_commands.worker).parameters)
-    plain = {field.name for field in fields(WorkerOptions)} - {"launch", "simulated", "access"}
+    plain = {field.name for field in fields(WorkerOptions)} - {
+        "launch", "simulated", "access", "weights_access",
+    }  # fmt: skip
     # A token is no option: command lines are seen by everybody on the machine.
     access = {field.name for field in fields(Access)} - {"token", "insecure"}
     launch = {field.name for field in fields(LaunchOptions)} - {"model_path", "engines", "extra_flags"}
     simulated = {field.name for field in fields(SimulatedOptions)} - {"engines"}
-    assert plain | access | launch | simulated | {"launch", "simulate", "engines", "engine_flag"} == options
+    weights = {"weights_token_file", "weights_tls_ca"}
+    assert plain | access | weights | launch | simulated | {"launch", "simulate", "engines", "engine_flag"} == options
 
 
 def test_config_prints_the_effective_settings_without_secrets() -> None:

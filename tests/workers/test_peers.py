@@ -17,6 +17,7 @@ from rollout_workers.versions import Version
 from rollout_workers.weights.fetching.fetcher import WeightFetcher
 from rollout_workers.weights.fetching.peers import ReportedPeers
 from rollout_workers.weights.server import WeightServer
+from rollout_workers.weights.transfer.client import WeightClient
 from tests.workers.building import weight_files
 from tests.workers.fake_service import FakeService
 from tests.workers.working import working
@@ -40,7 +41,9 @@ class Named:
 
 @asynccontextmanager
 async def fetcher(root: Path, *urls: str, prefer_peers: bool = False) -> AsyncIterator[WeightFetcher]:
-    made = WeightFetcher(root, owner="w", keep=2, stall_s=0.5, peers=Named(*urls), prefer_peers=prefer_peers)
+    made = WeightFetcher(
+        root, owner="w", keep=2, client=WeightClient(stall_s=0.5), peers=Named(*urls), prefer_peers=prefer_peers
+    )
     yield made
     await made.close()
 

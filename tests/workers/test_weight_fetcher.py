@@ -12,13 +12,14 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
 from rollout_workers.versions import Version
 from rollout_workers.weights.fetching.fetcher import WeightFetcher
+from rollout_workers.weights.transfer.client import WeightClient
 from tests.workers.building import weight_files
 from tests.workers.fetched import CONTENT, V1, V2, V3, left_over, read, what_is_in
 
 
 @pytest.fixture
 async def fetcher(tmp_path: Path) -> AsyncIterator[WeightFetcher]:
-    made = WeightFetcher(tmp_path / "weights", owner="w", keep=2, stall_s=0.5)
+    made = WeightFetcher(tmp_path / "weights", owner="w", keep=2, client=WeightClient(stall_s=0.5))
     yield made
     await made.close()
 

@@ -7,13 +7,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from buffer_wire.connection.weights import WeightsDoor
     from trainer_client.publish.collective.publisher import CollectivePublisher
     from trainer_client.publish.files import FilesPublisher
     from trainer_client.publish.ranks import PublishFailed
     from trainer_client.publish.sharded import ShardedWeights
     from trainer_client.publish.tensors import TensorsPublisher
 
-__all__ = ["CollectivePublisher", "FilesPublisher", "PublishFailed", "ShardedWeights", "TensorsPublisher"]
+__all__ = [
+    "CollectivePublisher",
+    "FilesPublisher",
+    "PublishFailed",
+    "ShardedWeights",
+    "TensorsPublisher",
+    "WeightsDoor",
+]
 
 _HOMES = {
     "CollectivePublisher": "trainer_client.publish.collective.publisher",
@@ -21,6 +29,7 @@ _HOMES = {
     "PublishFailed": "trainer_client.publish.ranks",
     "ShardedWeights": "trainer_client.publish.sharded",
     "TensorsPublisher": "trainer_client.publish.tensors",
+    "WeightsDoor": "buffer_wire.connection.weights",
 }
 
 if not TYPE_CHECKING:  # A type checker would take every name for one that there is.

@@ -16,11 +16,13 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast
 
+from buffer_wire.connection.weights import WeightsDoor, digest_in
 from buffer_wire.errors import InvalidField
 from trainer_client.manifest import FilesManifest, Manifest, WeightFile, files_of
 from trainer_client.publish.http import FileServer, ServedFile
@@ -59,6 +61,9 @@ class FilesPublisher:
     the same disk; "http" serves the files from this process. `host`: address to listen on, loopback by default.
     `advertised_host`: address that engines connect to, default `host`. `port` 0: the one that this root had before, so
     that versions published before a restart are found, or any free one. Name a fixed port if the trainer may move.
+
+    Of "http" alone: `door` is the token that readers need and the certificate, by default those of the environment;
+    without a token, all who reach the port may read. `mirrors`: base URLs of relays, which workers ask first.
     """
 
     def __init__(
@@ -70,6 +75,8 @@ class FilesPublisher:
         host: str = "127.0.0.1",
         port: int = 0,
         advertised_host: str | None = None,
+        door: WeightsDoor | None = None,
+        mirrors: Sequence[str] = (),
     ) -> None:
         if keep < 1:
             raise InvalidField("keep", keep, "at least 1")
@@ -85,18 +92,20 @@ class FilesPublisher:
             shutil.rmtree(left_behind)
         self._records = _read_records(self.root)
         self._order = max((record.order for record in self._records.values()), default=0)
+        self._mirrors = tuple(mirrors)
         self._server: FileServer | None = None
         self._base_url = str(self.root)
         if serve == "http":
-            self._server = self._listen(host, port)
-            self._base_url = f"http://{advertised_host or host}:{self._server.port}"
+            door = door or WeightsDoor()
+            self._server = self._listen(host, port, door)
+            self._base_url = f"{door.scheme}://{advertised_host or host}:{self._server.port}"
 
-    def _listen(self, host: str, port: int) -> FileServer:
+    def _listen(self, host: str, port: int, door: WeightsDoor) -> FileServer:
         """Listen on the port that manifests of earlier processes name, unless another was asked for or it is taken."""
         remembered = self.root / _PORT
         if port == 0 and remembered.is_file():
             try:
-                return FileServer(self._served, host=host, port=int(remembered.read_text()))
+                return FileServer(self._served, host=host, port=int(remembered.read_text()), door=door)
             except (OSError, ValueError, OverflowError) as error:
                 logger.warning(
                     "the port that served %s before cannot be had (%s): weights published from there are not found "
@@ -104,7 +113,7 @@ class FilesPublisher:
                     self.root,
                     error,
                 )
-        server = FileServer(self._served, host=host, port=port)
+        server = FileServer(self._served, host=host, port=port, door=door)
         remembered.write_text(f"{server.port}\n")
         return server
 
@@ -156,7 +165,7 @@ class FilesPublisher:
                 raise InvalidField(
                     "version", version, f"one whose files are whole: {self.root / name / file.name} is gone"
                 )
-        return FilesManifest(f"{self._base_url}/{name}", files)
+        return FilesManifest(f"{self._base_url}/{name}", files, self._mirrors)
 
     def offer_again(self, version: int, publication: Publication) -> FilesManifest:
         """Offer an older version's files as the publication's version. They are linked, so that each version can be
@@ -197,7 +206,7 @@ class FilesPublisher:
             self._order += 1
             listed = tuple((file.name, file.size_bytes, file.sha256.hex()) for file in files)
             self._save(name, _Record(term, version, self._order, None, listed))
-        return FilesManifest(f"{self._base_url}/{name}", files)
+        return FilesManifest(f"{self._base_url}/{name}", files, self._mirrors)
 
     def publish(
         self,
@@ -257,10 +266,17 @@ class FilesPublisher:
             )
 
     def _served(self, path: str) -> ServedFile | None:
-        """Find the file of a url path "name/file"; None for a path that no live manifest names."""
+        """Find the file of a url path "name/file" or "sha256/DIGEST"; None for one that no live manifest names."""
+        digest = digest_in(path)
+        if digest is not None:
+            for name, record in reversed([*self._records.items()]):
+                for listed, size_bytes, sha256 in record.files:
+                    if sha256 == digest:
+                        return ServedFile(self.root / name / listed, size_bytes, sha256)
+            return None
         name, _, file_name = path.partition("/")
-        record = self._records.get(name)
-        for listed, size_bytes, sha256 in record.files if record is not None else ():
+        found = self._records.get(name)
+        for listed, size_bytes, sha256 in found.files if found is not None else ():
             if listed == file_name:
                 return ServedFile(self.root / name / listed, size_bytes, sha256)
         return None

@@ -1,12 +1,14 @@
 """Small http server for the files of live manifests, in ranges.
 
 Invariants: a path is looked up among the files that are offered, never on the disk, so that nothing else can be read. A
-file once opened is served to its end, even if it is removed meanwhile. No TLS and no authentication: listen on
-loopback, or on a network that only engines reach.
+file once opened is served to its end, even if it is removed meanwhile. Its door says who may read, and whether over
+TLS; without a token, listen on loopback or on a network that only engines reach.
 """
 
 import logging
 import re
+import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
+
+from buffer_wire.connection.weights import CHALLENGE, WeightsDoor
 
 logger = logging.getLogger("trainer_client")
 
@@ -43,9 +47,10 @@ class FileServer:
     Raises OSError if the port is taken.
     """
 
-    def __init__(self, lookup: Lookup, *, host: str, port: int) -> None:
-        handler = type("Handler", (_Handler,), {"lookup": staticmethod(lookup)})
-        self._server = _Server((host, port), handler)
+    def __init__(self, lookup: Lookup, *, host: str, port: int, door: WeightsDoor | None = None) -> None:
+        door = door or WeightsDoor()
+        handler = type("Handler", (_Handler,), {"lookup": staticmethod(lookup), "door": door})
+        self._server = _Server((host, port), handler, door)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(CLOSE_POLL_S,), name="weights-http", daemon=True
         )
@@ -65,16 +70,30 @@ class FileServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], door: WeightsDoor) -> None:
+        self._door = door
+        super().__init__(address, handler)
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """Accept a connection; its handshake is left to its own thread."""
+        accepted, address = super().get_request()
+        if self._door.tls is None:
+            return accepted, address
+        self._door.renew()
+        return self._door.tls.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False), address
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class calls it
         """Log errors of a request, except a client's disconnect or timeout."""
         error = sys.exception()
-        if not isinstance(error, ConnectionError | TimeoutError):
+        if not isinstance(error, ConnectionError | TimeoutError | ssl.SSLError):
             logger.error("weights-http: %s", client_address, exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):
     lookup: Lookup
+    door: WeightsDoor
     protocol_version = "HTTP/1.1"
     timeout = IDLE_TIMEOUT_S
     server_version = "rollout-buffer-weights"
@@ -89,6 +108,12 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug("weights-http: %s", format % args)
 
     def _answer(self, *, body: bool) -> None:
+        if not self.door.admits(self.headers.get("Authorization")):
+            self.send_response(HTTPStatus.UNAUTHORIZED)
+            self.send_header("WWW-Authenticate", CHALLENGE)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         found = self.lookup(unquote(urlsplit(self.path).path).removeprefix("/"))
         if found is None:
             self.send_error(HTTPStatus.NOT_FOUND)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsUnavailable
-from rollout_workers.weights.fetching.files import check_content, hash_into
+from rollout_workers.weights.files import check_content, hash_into
 
 
 def take_file(label: str, source: Path, file: weights_pb2.WeightFile, target: Path) -> None:

@@ -5,7 +5,7 @@ is complete, a wrong file replaces nothing, and a crash leaves only what the nex
 the manifest's digest: a version of another content never meets it. Several workers may share the root: one of them
 brings a version for all, and what any of them loads or uses is pinned.
 
-A publisher that fails is no end: peers of the run that have the version are asked too.
+Mirrors are asked before the publisher. One that fails is no end: peers of the run that have the version are asked too.
 """
 
 import asyncio
@@ -13,26 +13,30 @@ import contextlib
 import os
 import shutil
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-import aiohttp
+import structlog
 
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsUnavailable
 from rollout_workers.versions import Version
 from rollout_workers.weights.fetching.copy import take_file
-from rollout_workers.weights.fetching.download import Download
-from rollout_workers.weights.fetching.files import check_manifest, digest, source_directory
 from rollout_workers.weights.fetching.peers import NoPeers, Peers
 from rollout_workers.weights.fetching.pins import Pin, remove_unpinned
-from rollout_workers.weights.fetching.sources import Sources
 from rollout_workers.weights.fetching.turn import LOCK, there, turn
+from rollout_workers.weights.files import check_manifest, digest, source_directory
+from rollout_workers.weights.transfer.client import WeightClient
+from rollout_workers.weights.transfer.download import Download
+from rollout_workers.weights.transfer.rates import origin
+from rollout_workers.weights.transfer.sources import Sources
 
-_STALL_S = 30.0
 _ABANDONED_S = 3_600.0
 _PATIENCE = 0.5
 """Share of the time that is left for which another worker is waited for: the rest has to do without it."""
 _PARTIAL = ".part-"
+_log = structlog.get_logger()
 
 
 class WeightFetcher:
@@ -44,18 +48,19 @@ class WeightFetcher:
         *,
         owner: str,
         keep: int,
-        stall_s: float = _STALL_S,
+        client: WeightClient | None = None,
+        mirrors: Sequence[str] = (),
         peers: Peers | None = None,
         prefer_peers: bool = False,
     ) -> None:
         self._root = root.absolute()
         self._owner = owner
         self._keep = keep
-        self._stall_s = stall_s
+        self._client = client or WeightClient()
+        self._mirrors = mirrors
         self._peers = peers or NoPeers()
         self._prefer_peers = prefer_peers
         self._lock = asyncio.Lock()
-        self._session: aiohttp.ClientSession | None = None
         self._in_use: dict[str, Pin] = {}
         """Pinned directories that engines use, by engine_id."""
         self._fetched: dict[str, Pin] = {}
@@ -113,9 +118,7 @@ class WeightFetcher:
         for pins in (self._in_use, self._fetched):
             for engine_id in list(pins):
                 _exchange(pins, engine_id, None)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._client.close()
 
     def sweep(self) -> None:
         """Remove what fetches of this owner, or of anybody an hour ago, left unfinished."""
@@ -147,6 +150,9 @@ class WeightFetcher:
         partial.mkdir(parents=True)
         try:
             source = source_directory(label, manifest.base_url)
+            mirrors = list(dict.fromkeys((*self._mirrors, *manifest.mirrors)))
+            came: Counter[str] = Counter()
+            began = time.monotonic()
             for file in manifest.files:
                 target = partial / file.name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -154,11 +160,18 @@ class WeightFetcher:
                     continue
                 sources = Sources(
                     file.name,
+                    file.sha256,
                     manifest.base_url if source is None else None,
                     lambda: self._peers.with_version(version),
+                    rates=self._client.rates,
+                    mirrors=mirrors,
                     prefer_peers=self._prefer_peers,
                 )
-                await Download(label, sources, file, target, stall_s=self._stall_s).run(self._http(), deadline_at)
+                download = Download(label, sources, file, target, self._client)
+                await download.run(deadline_at)
+                for url, size in download.received.items():
+                    came[origin(url)] += size
+            self._note(label, mirrors, came, time.monotonic() - began)
             with contextlib.suppress(FileExistsError):
                 # Another worker of this host may have been faster: its directory is as good.
                 self._rename(partial, directory)
@@ -184,10 +197,14 @@ class WeightFetcher:
                 raise
             raise FileExistsError(str(directory)) from None
 
-    def _http(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(auto_decompress=False)
-        return self._session
+    def _note(self, label: str, mirrors: Sequence[str], came: Counter[str], seconds: float) -> None:
+        """Log where a version came from, and why from there."""
+        if not came:
+            return
+        shares = ", ".join(f"{url} {size / 1e6:.1f} MB" for url, size in came.most_common())
+        rate = f"{came.total() / 1e6 / max(seconds, 1e-6):.1f} MB/s"
+        why = {"mirrors": self._client.rates.describe(mirrors)} if mirrors else {}
+        _log.info("weights fetched", version=label, came_from=shares, rate=rate, **why)
 
     def _retain(self) -> None:
         held = {pin.directory for pins in (self._in_use, self._fetched) for pin in pins.values()}

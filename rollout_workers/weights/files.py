@@ -6,7 +6,7 @@ Names come from the network and become paths: nothing outside the version's own 
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from buffer_wire.limits import is_file_name
 from rollout_buffer.v1 import weights_pb2
@@ -40,11 +40,6 @@ def source_directory(label: str, base_url: str) -> Path | None:
     if not path.is_absolute():
         raise WeightsInvalid(label, base_url, "base_url must be file:///…, an absolute path, or http(s)://…")
     return path
-
-
-def file_url(base_url: str, name: str) -> str:
-    """URL of a file of the manifest."""
-    return f"{base_url.rstrip('/')}/{quote(name)}"
 
 
 def digest(manifest: weights_pb2.FilesManifest) -> str:
