@@ -336,12 +336,15 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-depth bench-import bench-lab bench-live bench-memory bench-peers bench-pull bench-reload bench-stages bench-streaming bench-staleness
+.PHONY: bench bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-peers bench-pull bench-reload bench-stages bench-streaming bench-staleness
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
 bench-depth: install ## push and pull with a thousand and with a million groups queued, in every order
 	@$(BIN)/python -m bench.depth $(BENCH_ARGS)
+
+bench-fleet: install ## 200 workers whose connections spread when a second replica comes (about 2 minutes)
+	@$(BIN)/python -m bench.rebalance
 
 bench-live: install ## staleness, period and idle shares of live loops beside the simulator (15 minutes, quiet machine)
 	@$(BIN)/python -m bench.lab.live $(BENCH_ARGS)
@@ -355,6 +358,9 @@ bench-peers: install ## the buffer both ways beside Redis Streams by hand and Re
 
 bench-pull: install ## pull of a ready batch beside a raw gRPC transfer of the same bytes (about 1 minute)
 	@$(BIN)/python -m bench.pull $(BENCH_ARGS)
+
+bench-fresh: install ## what fresh starts do to staleness, waste and period, simulated; with BENCH_ARGS=--live also live (half an hour)
+	@$(BIN)/python -m bench.lab.fresh $(BENCH_ARGS)
 
 bench-import: install ## how long the import of the client takes, beside its dependencies
 	@$(BIN)/python -m bench.imports $(BENCH_ARGS)

@@ -21,6 +21,8 @@ class Setting:
     """The policy, with N on top."""
     max_staleness: int | None = None
     """Value in place of the preset's."""
+    fresh_start_ms: int | None = None
+    """Value in place of the default."""
     rho: float
     groups_per_batch: int = 8
     group_size: int = 4
@@ -67,7 +69,12 @@ class Setting:
     @property
     def policy(self) -> Policy:
         """Policy of the run."""
-        return Policy(preset=self.preset, batch_groups=self.groups_per_batch, max_staleness=self.max_staleness)
+        return Policy(
+            preset=self.preset,
+            batch_groups=self.groups_per_batch,
+            max_staleness=self.max_staleness,
+            fresh_start_ms=self.fresh_start_ms,
+        )
 
     def slower(self, times: float) -> "Setting":
         """Make the same loop with all times so many times as long, but those that service and worker take."""
@@ -87,4 +94,6 @@ class Setting:
         policy = queue_policy(self.preset, self.groups_per_batch)
         if self.max_staleness is not None:
             policy = replace(policy, max_staleness=self.max_staleness)
+        if self.fresh_start_ms is not None:
+            policy = replace(policy, fresh_start_ms=self.fresh_start_ms)
         return Simulation(policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed)

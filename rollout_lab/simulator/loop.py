@@ -15,6 +15,9 @@ from rollout_lab.simulator.slots import Slots
 from rollout_lab.simulator.trainer import Trainer
 from rollout_lab.simulator.workload import Workload
 
+FRESH_START_SHARE = 8
+"""Times that the period between two publishes is longer than a load for which engines are let load first."""
+
 Trace = Callable[[str, int, int], None]
 """Told of every decision: its kind (leased, refused, queued, blocked, taken), the group's number, and for leased its
 generation, for taken the step.
@@ -57,6 +60,9 @@ class _Run:
         self._measures = Measures()
         self._slots = Slots(workload, simulation.seed, self._lease)
         self._published = 0
+        self._published_at = -inf
+        self._loads_first = False
+        """Engines begin nothing new before they have loaded what is published; see docs/policies.md, fresh starts."""
         self._loaded_at = inf
         """Wall time at which engines pause for what `_loading` says; inf: they have the newest weights."""
         self._loading = 0
@@ -83,7 +89,8 @@ class _Run:
         return self._measured()
 
     def _lease(self, group: SimulatedGroup) -> bool:
-        leased = not self._blocked and self._buffer.lease(group)
+        waits_for_load = self._loads_first and self._loaded_at < inf
+        leased = not self._blocked and not waits_for_load and self._buffer.lease(group)
         self._tell("leased" if leased else "refused", group, group.incarnation)
         return leased
 
@@ -99,8 +106,19 @@ class _Run:
         wall = self._trainer.done_at
         if self._trainer.finish():
             self._published = self._trainer.version
+            self._loads_first = self._is_load_short(wall - self._published_at)
+            self._published_at = wall
             self._begin_load(wall)
         self._pull(wall)
+
+    def _is_load_short(self, period: float) -> bool:
+        """Whether engines are let load first after a publish; the store's rule, the first load aside.
+
+        The bound in ms has no counterpart here, where the unit of time is that of a token.
+        """
+        workload = self._simulation.workload
+        lag = workload.publish_lag + workload.reload_pause
+        return self._simulation.policy.fresh_start_ms > 0 and lag * FRESH_START_SHARE <= period
 
     def _begin_load(self, wall: float) -> None:
         """Have engines load what is published, if they do not load something already."""

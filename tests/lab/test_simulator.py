@@ -55,6 +55,25 @@ def test_engines_that_learn_late_of_a_publish_make_groups_older_by_the_share_of_
     assert late.train_period_ratio == pytest.approx(prompt.train_period_ratio, rel=0.02)
 
 
+def test_where_a_load_is_short_against_a_period_no_group_begins_with_the_weights_that_it_replaces() -> None:
+    workload = Workload(128, 8, 0.6, LENGTHS)
+    prompt, late = (
+        run(queue_policy("queue_drop", 16), dataclasses.replace(workload, publish_lag=lag), steps=300)
+        for lag in (0.0, 16 * 8 * LENGTHS.mean / 128 / 10)
+    )
+    assert late.staleness == pytest.approx(prompt.staleness, abs=0.02)
+    assert late.train_period_ratio == pytest.approx(prompt.train_period_ratio, rel=0.01)
+
+
+def test_with_fresh_starts_turned_off_groups_begin_with_the_weights_that_a_load_replaces() -> None:
+    workload = Workload(128, 8, 0.6, LENGTHS)
+    prompt, late = (
+        run(queue_policy("queue_drop", 16, fresh_start_ms=0), dataclasses.replace(workload, publish_lag=lag), steps=300)
+        for lag in (0.0, 16 * 8 * LENGTHS.mean / 128 / 10)
+    )
+    assert late.staleness == pytest.approx(prompt.staleness + 0.1, abs=0.03)
+
+
 def test_of_weights_that_come_faster_than_they_are_loaded_the_newest_are_loaded_next() -> None:
     """A wave of 100 token times a step, loads of 250: versions are three steps old when they are replaced."""
     result = run(queue_policy("queue_drop", 4), Workload(8, 2, 0.5, Fixed(100), publish_lag=250), steps=60, warmup=10)
