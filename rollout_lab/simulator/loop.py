@@ -112,7 +112,7 @@ class _Run:
         self._pull(wall)
 
     def _is_load_short(self, period: float) -> bool:
-        """Whether engines are let load first after a publish; the store's rule, the first load aside.
+        """Tell whether engines are let load first after a publish; the store's rule, the first load aside.
 
         The bound in ms has no counterpart here, where the unit of time is that of a token.
         """
