@@ -69,7 +69,8 @@ class WeightServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchWeights(self, request, context):
-        """Sends the present state first, then every newer one; superseded ones may be skipped.
+        """Sends the present state first, then every newer one; superseded ones may be skipped. The service may end it in
+        order, at an age: then watch again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

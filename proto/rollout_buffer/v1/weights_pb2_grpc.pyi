@@ -136,7 +136,9 @@ class WeightServiceStub(typing.Generic[_WeightServicePublishType, _WeightService
     """Makes (term, version) the published weights and commits through a step, in one decision. Never waits for workers."""
 
     WatchWeights: _WeightServiceWatchWeightsType
-    """Sends the present state first, then every newer one; superseded ones may be skipped."""
+    """Sends the present state first, then every newer one; superseded ones may be skipped. The service may end it in
+    order, at an age: then watch again.
+    """
 
     PlanCollective: _WeightServicePlanCollectiveType
     """Announces a collective update, or its next phase, to the workers of its members. Publish or a resume ends it."""
@@ -180,7 +182,9 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_buffer.v1.weights_pb2.WatchWeightsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[rollout_buffer.v1.weights_pb2.WatchWeightsResponse], collections.abc.AsyncIterator[rollout_buffer.v1.weights_pb2.WatchWeightsResponse]]:
-        """Sends the present state first, then every newer one; superseded ones may be skipped."""
+        """Sends the present state first, then every newer one; superseded ones may be skipped. The service may end it in
+        order, at an age: then watch again.
+        """
 
     @abc.abstractmethod
     def PlanCollective(
