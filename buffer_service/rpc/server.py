@@ -52,7 +52,6 @@ from rollout_buffer.v1 import (
     tasks_pb2,
     tasks_pb2_grpc,
     weights_pb2,
-    weights_pb2_grpc,
 )
 
 _CONTRACT: tuple[ModuleType, ...] = (
@@ -122,16 +121,14 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
         PushParts(store, pushes, budget, Incoming(incoming), drain, ages, metrics, settings.max_message_bytes), slots
     )
     batches = loop.BatchServicer(store, PullStream(store, lines, outgoing, metrics, settings.direct_from_bytes), slots)
-    server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches)))
+    weights = loop.WeightServicer(store, WeightsFeed(store, lines, ages))
+    server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches), _weight_handlers(weights)))
     bounds = QuotaBounds(settings.max_run_groups, settings.max_run_tokens, settings.max_run_bytes)
     runs_pb2_grpc.add_RunServiceServicer_to_server(loop.RunServicer(store, bounds, readers), server)
     # Workers take no larger messages than the default, whatever this service takes.
     lease_bytes = min(settings.max_message_bytes, MAX_MESSAGE_BYTES)
     tasks_pb2_grpc.add_TaskServiceServicer_to_server(
         loop.TaskServicer(store, Leasing(store, lines), drain, metrics, lease_bytes), server
-    )
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(
-        loop.WeightServicer(store, WeightsFeed(store, lines, ages)), server
     )
     evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, readers), server)
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
@@ -165,6 +162,25 @@ def _batch_handlers(batches: loop.BatchServicer) -> "grpc.GenericRpcHandler[byte
             "Commit": _unary(batches.Commit, batches_pb2.CommitRequest, batches_pb2.CommitResponse),
             "Checkpoint": _unary(batches.Checkpoint, batches_pb2.CheckpointRequest, batches_pb2.CheckpointResponse),
             "Resume": _unary(batches.Resume, batches_pb2.ResumeRequest, batches_pb2.ResumeResponse),
+        },
+    )
+
+
+def _weight_handlers(weights: loop.WeightServicer) -> "grpc.GenericRpcHandler[bytes, bytes]":
+    """Build the handlers by hand, since the generated registration would serialize a message for each that watches."""
+    return grpc.method_handlers_generic_handler(
+        "rollout_buffer.v1.WeightService",
+        {
+            "Publish": _unary(weights.Publish, weights_pb2.PublishRequest, weights_pb2.PublishResponse),
+            "WatchWeights": grpc.unary_stream_rpc_method_handler(
+                weights.WatchWeights, weights_pb2.WatchWeightsRequest.FromString
+            ),
+            "PlanCollective": _unary(
+                weights.PlanCollective, weights_pb2.PlanCollectiveRequest, weights_pb2.PlanCollectiveResponse
+            ),
+            "ReportEngine": _unary(
+                weights.ReportEngine, weights_pb2.ReportEngineRequest, weights_pb2.ReportEngineResponse
+            ),
         },
     )
 

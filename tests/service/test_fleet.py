@@ -13,6 +13,7 @@ from rollout_buffer.v1 import common_pb2, groups_pb2, runs_pb2, runs_pb2_grpc, w
 from tests.security.guarded import add_token
 from tests.support.service import running_service
 
+METHOD = "/rollout_buffer.v1.GroupService/PushGroups"
 CONNECTIONS = 20
 WATCHES = 2_000
 """gRPC's own bound of pending RPCs is 1,000."""
@@ -49,9 +50,11 @@ async def test_push_streams_stay_open_beside_each_other(connector: Connector) ->
         ).SerializeToString()
         streams = []
         for i in range(PUSHERS):
-            stream = channels[i % CONNECTIONS].stream_stream("/rollout_buffer.v1.GroupService/PushGroups")(timeout=60)
+            begin = channels[i % CONNECTIONS].stream_stream(METHOD, None, groups_pb2.PushGroupsResponse.FromString)
+            stream = begin(None, timeout=60)
             await stream.write(bundle)
-            answer = groups_pb2.PushGroupsResponse.FromString(await stream.read())
+            answer = await stream.read()
+            assert isinstance(answer, groups_pb2.PushGroupsResponse)
             assert answer.acks[0].outcome == groups_pb2.PUSH_OUTCOME_INVALID, "an answer all the same"
             streams.append(stream)
         assert not any(stream.done() for stream in streams)

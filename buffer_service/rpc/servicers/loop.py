@@ -33,7 +33,6 @@ from rollout_buffer.v1 import (
     tasks_pb2,
     tasks_pb2_grpc,
     weights_pb2,
-    weights_pb2_grpc,
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -211,8 +210,8 @@ class BatchServicer:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
-    """Servicer of weight versions and engines."""
+class WeightServicer:
+    """Servicer of weight versions and engines; WatchWeights gives bytes."""
 
     store: RunStore
     feed: WeightsFeed
@@ -223,14 +222,13 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         result = await self.store.call(commands.publish(run_id, weights.publish(request), seen_revision=seen))
         return fields.reply(weights_pb2.PublishResponse, result)
 
-    async def WatchWeights(  # type: ignore[override]
-        self, request: weights_pb2.WatchWeightsRequest, context: Context
-    ) -> None:
-        """The present weights, then every newer ones."""
-        async for view in self.feed.views(fields.run_id(request.run.run_id)):
-            # It lasts for as long as the run: a token that is revoked meanwhile ends it.
-            caller().check_live()
-            await context.write(fields.reply(weights_pb2.WatchWeightsResponse, view))
+    async def WatchWeights(self, request: weights_pb2.WatchWeightsRequest, context: RawContext) -> None:
+        """Stream the present weights, then every newer ones."""
+        async with aclosing(self.feed.messages(fields.run_id(request.run.run_id))) as messages:
+            async for message in messages:
+                # It lasts for as long as the run: a token that is revoked meanwhile ends it.
+                caller().check_live()
+                await context.write(message)
 
     async def PlanCollective(
         self, request: weights_pb2.PlanCollectiveRequest, _: Context
