@@ -37,7 +37,7 @@ class _Run:
     """Number of the newest message; 0: there is none yet."""
     message: bytes = b""
     error: Exception | None = None
-    """Why the run can be followed no longer."""
+    """Reason why the run can be followed no longer."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Event of the next message, or of the error."""
 
