@@ -5,23 +5,21 @@ service relay the batch, and check it.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from buffer_wire.codec import Buffer
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.payloads.access import Place, StoreAccess
+from buffer_wire.payloads.asks import Ask, Unreadable, ahead, asks_for, checked_body, in_place_of_body
 from buffer_wire.payloads.keys import PORTION_BYTES as ASYNC_PORTION_BYTES
-from buffer_wire.payloads.keys import is_key_of, is_of, part_keys, parts_of, portions, size_of
+from buffer_wire.payloads.keys import is_key_of, size_of
 from buffer_wire.payloads.turns import Turns
-from buffer_wire.payloads.way import AsyncWay, WayLost
+from buffer_wire.payloads.way import AsyncWay, OpenWay, WayLost
 from buffer_wire.resp.blocking import BlockingConnection, memory_of
-from buffer_wire.resp.encoding import Parts
 from buffer_wire.resp.errors import ConnectionLost, OtherReply, ReplyError
-from buffer_wire.resp.protocol import RespConnection
 from rollout_buffer.v1 import payloads_pb2
 
 PORTION_BYTES = 8 << 20
@@ -31,6 +29,8 @@ In small pieces the faults of their pages take more than half of the reader's CP
 """
 READ_TIMEOUT_S = 15.0
 """Longest wait for the store's answer to one portion of a batch."""
+TRIES = 2
+"""Times that a batch is read at most: a cluster may have other primaries by the second."""
 CONNECT_TIMEOUT_S = 2.0
 """Longest wait for a connection to one address of the store, greeting and TLS included."""
 
@@ -54,8 +54,8 @@ class PayloadReader:
         self._turns = Turns(f"{client_id}, reading of run {run_id},")
         self._lock = threading.Lock()
         self._access: StoreAccess | None = None
-        self._connection: BlockingConnection | None = None
-        self._place: Place | None = None
+        self._nodes: list[tuple[Place, BlockingConnection]] = []
+        """Place and connection of each of its shards."""
 
     @property
     def trouble(self) -> str:
@@ -68,12 +68,7 @@ class PayloadReader:
         Never raises for faults of store or service. Waits for `ask`, and at most CONNECT_TIMEOUT_S for each address.
         """
         with self._lock:
-            if self._connection is not None and not self._connection.is_quiet:
-                self._use(None, None, None)
-                self._turns.lapsed()
-            if self._turns.is_due:
-                self._renew()
-            return self._connection is not None and self._turns.is_good
+            return self._open()
 
     def read(self, keys: Sequence[str]) -> list[memoryview]:
         """The groups under the keys, in order, each checked. Waits at most READ_TIMEOUT_S for each 8 MiB.
@@ -83,42 +78,78 @@ class PayloadReader:
         _check_keys(self._run_id, keys)
         with self._lock:
             try:
-                return self._read(keys)
-            except _Unreadable as error:
-                raise PayloadsUnreadable(self._leave(str(error))) from error
+                return self._read_or_leave(keys)
+            except PayloadsUnreadable:
+                # Only a cluster, which may have other primaries, is opened again at once.
+                if not self._open():
+                    raise
+            return self._read_or_leave(keys)
 
     def close(self) -> None:
-        """Close the connection, once a read under way is over."""
+        """Close the connections, once a read under way is over."""
         with self._lock:
-            self._use(None, None, None)
+            self._use(None, [])
+
+    def _open(self) -> bool:
+        if not all(connection.is_quiet for _, connection in self._nodes):
+            self._use(None, [])
+            self._turns.lapsed()
+        if self._turns.is_due:
+            self._renew()
+        return bool(self._nodes) and self._turns.is_good
+
+    def _read_or_leave(self, keys: Sequence[str]) -> list[memoryview]:
+        try:
+            return self._read(keys)
+        except Unreadable as error:
+            self._leave(error)
+            raise PayloadsUnreadable(str(error)) from error
 
     def _read(self, keys: Sequence[str]) -> list[memoryview]:
-        connection = self._connection
-        if connection is None:
-            raise _Unreadable("not connected")
-        asks = _asks(keys, PORTION_BYTES)
+        if self._access is None:
+            raise Unreadable("not connected")
+        asks = asks_for(keys, PORTION_BYTES, self._access)
         bodies: list[memoryview] = []
-        whole = memory_of(0)
-        for index, ask in enumerate(asks):
-            # While one is received the store makes the next one ready.
-            ahead = asks[index + 1 : index + 2] if index else asks[:2]
-            try:
-                connection.send([one.command for one in ahead], READ_TIMEOUT_S)
-                if not ask.is_part:
-                    came = connection.expect_bodies([size_of(key) for key in ask.keys], READ_TIMEOUT_S)
-                    bodies += map(_checked_body, ask.keys, came)
-                else:
-                    whole = whole if ask.start else memory_of(size_of(ask.keys[0]))
-                    connection.expect_body(whole[ask.start : ask.stop], READ_TIMEOUT_S)
-                    if ask.stop == len(whole):
-                        bodies.append(_checked_body(ask.keys[0], whole))
-            except OtherReply as error:
-                key = ask.keys[min(error.index, len(ask.keys) - 1)]
-                raise _Unreadable(f"{ask.part or key} {_in_place_of_body(error.line)}") from error
-            except (ConnectionLost, ReplyError) as error:
-                raise _Unreadable(str(error)) from error
-            self._turns.passed()
+        sent, whole = 0, memory_of(0)
+        for ask, until in zip(asks, ahead(asks, PORTION_BYTES), strict=True):
+            self._send(asks[sent:until])
+            sent = until
+            with self._blamed(ask.shard):
+                if not ask.part:
+                    bodies += map(checked_body, ask.keys, self._came(ask))
+                    continue
+                whole = whole if ask.start else memory_of(sum(map(size_of, ask.keys)))
+                self._came(ask, whole)
+                if ask.ends:
+                    bodies.append(checked_body(ask.ends, whole[ask.stop - size_of(ask.ends) : ask.stop]))
         return bodies
+
+    def _send(self, asks: Sequence[Ask]) -> None:
+        for shard in dict.fromkeys(ask.shard for ask in asks):
+            with self._blamed(shard):
+                self._nodes[shard][1].send([ask.command for ask in asks if ask.shard == shard], READ_TIMEOUT_S)
+
+    def _came(self, ask: Ask, whole: memoryview | None = None) -> list[memoryview]:
+        """Receive an ask's payloads, or its part into its place in `whole`."""
+        connection, came = self._nodes[ask.shard][1], []
+        try:
+            if whole is None:
+                came = connection.expect_bodies([size_of(key) for key in ask.keys], READ_TIMEOUT_S)
+            else:
+                connection.expect_body(whole[ask.start : ask.stop], READ_TIMEOUT_S)
+        except OtherReply as error:
+            key = ask.part or ask.keys[min(error.index, len(ask.keys) - 1)]
+            raise Unreadable(f"{key} {in_place_of_body(error.line)}") from error
+        self._turns.passed()
+        return came
+
+    @contextlib.contextmanager
+    def _blamed(self, shard: int) -> Iterator[None]:
+        try:
+            yield
+        except (Unreadable, ConnectionLost, ReplyError) as error:
+            named = self._access.named(shard, self._nodes[shard][0]) if self._access is not None else ""
+            raise Unreadable(f"{named}: {error}", elsewhere=not isinstance(error, Unreadable)) from error
 
     def _renew(self) -> None:
         asked_at = time.monotonic()
@@ -128,39 +159,41 @@ class PayloadReader:
             self._turns.not_answered(error, lost=not self._turns.is_good)
             return
         if access.relayed_because:
-            self._use(None, None, None)
+            self._use(None, [])
             self._turns.relayed(access, asked_at)
-        elif self._access is not None and access.leads_where(self._access):
+        elif self._access is not None and access.logs_in_as(self._access) and access.shards == self._access.shards:
             self._access = access
             self._turns.taken(access, asked_at)
         else:
             self._connect(access, asked_at)
 
     def _connect(self, access: StoreAccess, asked_at: float) -> None:
-        faults, began = [], time.monotonic()
-        for place in access.places:
-            try:
-                connection = _connected(place, access)
-            except (OSError, ValueError, ConnectionLost, OtherReply, ReplyError) as error:
-                # ValueError: no name of a host.
-                faults.append(f"{place}: {error}")
-                continue
-            self._use(access, connection, place)
-            self._turns.taken(access, asked_at)
-            return
-        tried_s = time.monotonic() - began
-        self._turns.failed("; ".join(faults), lost=not self._turns.is_good, tried_s=tried_s)
+        nodes: list[tuple[Place, BlockingConnection]] = []
+        began = time.monotonic()
+        for shard in range(len(access.shards)):
+            node = _reached(access, shard)
+            if isinstance(node, str):
+                for _, connection in nodes:
+                    connection.close()
+                tried_s = time.monotonic() - began
+                self._turns.failed(node, lost=not self._turns.is_good, tried_s=tried_s)
+                return
+            nodes.append(node)
+        self._use(access, nodes)
+        self._turns.taken(access, asked_at)
 
-    def _leave(self, why: str) -> str:
-        told = f"the store at {self._place}: {why}"
-        self._use(None, None, None)
-        self._turns.failed(told, lost=True)
-        return told
+    def _leave(self, fault: "Unreadable") -> None:
+        is_cluster = self._access is not None and self._access.is_cluster
+        self._use(None, [])
+        if is_cluster and fault.elsewhere:
+            self._turns.strayed(str(fault))
+        else:
+            self._turns.failed(str(fault), lost=True)
 
-    def _use(self, access: StoreAccess | None, connection: BlockingConnection | None, place: Place | None) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._access, self._connection, self._place = access, connection, place
+    def _use(self, access: StoreAccess | None, nodes: list[tuple[Place, BlockingConnection]]) -> None:
+        for _, connection in self._nodes:
+            connection.close()
+        self._access, self._nodes = access, nodes
 
 
 class AsyncPayloadReader:
@@ -187,90 +220,48 @@ class AsyncPayloadReader:
         Raises PayloadsUnreadable, after which `open` says False for a while.
         """
         _check_keys(self._run_id, keys)
-        way = await self._way.opened()
-        if way is None:
-            raise PayloadsUnreadable(self.trouble or "the service relays")
-        connection = way[1]
-        try:
-            return await self._read(connection, _asks(keys, ASYNC_PORTION_BYTES))
-        except WayLost as error:
-            raise PayloadsUnreadable(self.trouble) from error
-        except _Unreadable as error:
-            self._way.leave(connection, str(error))
-            raise PayloadsUnreadable(self.trouble) from error
+        for _ in range(TRIES):
+            way = await self._way.opened()
+            if way is None:
+                break
+            try:
+                return await self._read(way, keys)
+            except WayLost:
+                pass
+            except Unreadable as error:
+                raise PayloadsUnreadable(self.trouble) from error
+        raise PayloadsUnreadable(self.trouble or "the service relays")
 
     async def close(self) -> None:
-        """Close the connection; reads under way raise PayloadsUnreadable."""
+        """Close the connections; reads under way raise PayloadsUnreadable."""
         await self._way.close()
 
-    async def _read(self, connection: RespConnection, asks: list["_Ask"]) -> list[memoryview]:
-        def begin(ask: "_Ask") -> asyncio.Task[object]:
-            return asyncio.create_task(self._way.answered(connection, ask.command, READ_TIMEOUT_S))
+    async def _read(self, way: OpenWay, keys: Sequence[str]) -> list[memoryview]:
+        def begin(ask: Ask) -> asyncio.Task[object]:
+            return asyncio.create_task(self._way.answered(way, ask.command, READ_TIMEOUT_S))
 
+        asks = asks_for(keys, ASYNC_PORTION_BYTES, way.access)
         bodies: list[memoryview] = []
         whole = memory_of(0)
-        begun = deque(map(begin, asks[:2]))
+        begun: deque[asyncio.Task[object]] = deque()
+        sent = 0
         try:
-            for index, ask in enumerate(asks):
+            for ask, until in zip(asks, ahead(asks, ASYNC_PORTION_BYTES), strict=True):
+                # While one is received and checked the store makes the next ones ready.
+                begun.extend(map(begin, asks[sent:until]))
+                sent = until
                 came = await begun[0]
                 begun.popleft()
-                # While one is received and checked the store makes the next one ready.
-                begun.extend(map(begin, asks[index + 2 : index + 3]))
-                if ask.is_part:
-                    whole = whole if ask.start else memory_of(size_of(ask.keys[0]))
-                    ask.fill(whole, came)
-                    if ask.stop == len(whole):
-                        bodies.append(_checked_body(ask.keys[0], whole))
-                elif isinstance(came, list) and len(came) == len(ask.keys):
-                    bodies += map(_checked_body, ask.keys, came)
-                else:
-                    raise _Unreadable(f"MGET is answered {came!r:.200}")
+                try:
+                    whole = ask.take(came, whole, bodies)
+                except Unreadable as error:
+                    self._way.leave(way, str(ask.command[1]), str(error))
+                    raise
         finally:
             for task in begun:
                 task.cancel()
             await asyncio.gather(*begun, return_exceptions=True)
         return bodies
-
-
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """One command: for several payloads whole, or for a part of one, which is its bytes [start, stop)."""
-
-    command: Parts
-    keys: Sequence[str]
-    part: str = ""
-    start: int = 0
-    stop: int = 0
-
-    @property
-    def is_part(self) -> bool:
-        return bool(self.part)
-
-    def fill(self, whole: memoryview, came: object) -> None:
-        """Put what came in its place."""
-        if came is None:
-            raise _Unreadable(f"{self.part} is not there")
-        if not isinstance(came, Buffer) or len(came) != self.stop - self.start:
-            raise _Unreadable(f"{self.part} is answered {came!r:.200}")
-        whole[self.start : self.stop] = came
-
-
-def _asks(keys: Sequence[str], portion_bytes: int) -> list[_Ask]:
-    """Commands for the payloads in order: MGETs of portions, and a GET for each part of a payload in parts."""
-    asks: list[_Ask] = []
-    for portion in portions(keys, portion_bytes):
-        if not parts_of(portion[0]):
-            asks.append(_Ask(("MGET", *portion), portion))
-            continue
-        start = 0
-        for part in part_keys(portion[0]):
-            asks.append(_Ask(("GET", part.key), portion, part.key, start, start + part.size))
-            start += part.size
-    return asks
-
-
-class _Unreadable(Exception):
-    """Reason why a read fails."""
 
 
 def _check_keys(run_id: str, keys: Sequence[str]) -> None:
@@ -279,22 +270,16 @@ def _check_keys(run_id: str, keys: Sequence[str]) -> None:
             raise PayloadsUnreadable(f"{key!r:.200} is not the key of a payload of run {run_id}")
 
 
-def _checked_body(key: str, body: object) -> memoryview:
-    if body is None:
-        raise _Unreadable(f"{key} is not there")
-    if not isinstance(body, Buffer):
-        raise _Unreadable(f"{key} is answered {body!r:.200}")
-    if not is_of(key, body):
-        differs = "fails its checksum" if len(body) == size_of(key) else f"has {len(body)} bytes"
-        raise _Unreadable(f"{key} {differs}")
-    return memoryview(body).toreadonly()
-
-
-def _in_place_of_body(line: str) -> str:
-    size = line.removeprefix("$")
-    if size == "-1":
-        return "is not there"
-    return f"has {size} bytes" if size.isdigit() else f"is answered {line!r}"
+def _reached(access: StoreAccess, shard: int) -> tuple[Place, BlockingConnection] | str:
+    """A new connection to a shard; or the reasons why there is none."""
+    faults = []
+    for place in access.shards[shard]:
+        try:
+            return place, _connected(place, access)
+        except (OSError, ValueError, ConnectionLost, OtherReply, ReplyError) as error:
+            # ValueError: no name of a host.
+            faults.append(f"{access.named(shard, place)}: {error}")
+    return "; ".join(faults)
 
 
 def _connected(place: Place, access: StoreAccess) -> BlockingConnection:

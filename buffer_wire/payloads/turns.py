@@ -4,11 +4,13 @@
         ▲                │ a fault                           │ its time is over
         └── after a back-off, with the trouble ◄─────────────┘
 
-Does no I/O. Invariants: after a fault nobody asks before the back-off is over, and each fault in a row doubles it
-until a payload has passed. Every reason to relay is logged once until another one follows, or a payload has passed.
+A fault of a cluster has the next asked for at once, with the trouble, before the first back-off. Does no I/O.
+Invariants: after a fault nobody asks before the back-off is over, and each fault in a row doubles it until a payload
+has passed. Every reason to relay is logged once until another one follows, or a payload has passed.
 """
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -40,6 +42,7 @@ class Turns:
         self._clock = clock
         self._until = self._ask_at = clock()
         self._faults = 0
+        self._strayed_at = -math.inf
         self._told = ""
         self.trouble = ""
         """Reason why the client could not use what it was given last; empty where it could."""
@@ -82,6 +85,18 @@ class Turns:
         if lost:
             self._until = self._clock()
             self._tell(self.trouble)
+
+    def strayed(self, why: str) -> None:
+        """Note a fault of a cluster in use, which may have other primaries by now: the next is asked for at once.
+
+        It is a fault as any other where one was asked for so less than RECOVERED_AFTER_S ago.
+        """
+        now = self._clock()
+        if now < self._strayed_at + RECOVERED_AFTER_S:
+            self.failed(why, lost=True)
+            return
+        self.trouble = why[:MAX_WHY_CHARS]
+        self._strayed_at = self._until = self._ask_at = now
 
     def not_answered(self, error: RolloutBufferError | OSError, *, lost: bool) -> None:
         """Note that asking ended in an error. A service that is away relays nothing either, so it is asked again."""

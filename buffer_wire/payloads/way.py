@@ -1,13 +1,15 @@
-"""The asyncio clients' way to the store: access, connection, and both again after a fault or before their time is over.
+"""The asyncio clients' way to the store: access, connections, both again after a fault or before their time is over.
 
 Invariants: of all callers one asks and connects. Callers wait for it while nothing is known to be wrong. After a fault
-they go on at once, relayed. Every wait has a deadline. A renewal that needs another connection leaves the former one to
-its unanswered requests.
+they go on at once, relayed; of a cluster they wait for one more access, which may name other primaries. Every wait has
+a deadline. A renewal keeps the connections that are as good as new ones, and leaves the others to their unanswered
+requests.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from buffer_wire.errors import RolloutBufferError
@@ -28,16 +30,48 @@ class WayLost(Exception):
     """The way ended under a request, and whether that ran is not known; the reason is noted already."""
 
 
+@dataclass(slots=True, eq=False)
+class Node:
+    """Connection to one server."""
+
+    place: Place
+    connection: RespConnection
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    left: bool = False
+    """True once something went wrong over it."""
+
+    @property
+    def is_of_use(self) -> bool:
+        """True while it can be taken over into the next way."""
+        return not self.left and not self.connection.is_over
+
+    def leave(self) -> None:
+        """End it once what was sent over it is answered."""
+        self.left = True
+        self.connection.finish()
+
+
+@dataclass(slots=True, eq=False)
+class OpenWay:
+    """Access in use, and a connection to each of its shards."""
+
+    access: StoreAccess
+    nodes: Sequence[Node]
+    over: bool = False
+
+    def named(self, node: Node) -> str:
+        """The server as reasons name it."""
+        return self.access.named(self.nodes.index(node), node.place)
+
+
 class AsyncWay:
     """Way of one client. `who` names it in logs; `ask` asks the service for access, with the trouble of the last."""
 
     def __init__(self, who: str, ask: Callable[[str], Awaitable[payloads_pb2.PayloadAccess]]) -> None:
         self._ask = ask
         self._turns = Turns(who)
-        self._way: tuple[StoreAccess, RespConnection] | None = None
+        self._way: OpenWay | None = None
         self._attempt: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
-        self._place: Place | None = None
         self._closed = False
 
     @property
@@ -50,8 +84,8 @@ class AsyncWay:
         """Reason why the last access could not be used; empty where it could."""
         return self._turns.trouble
 
-    async def opened(self) -> tuple[StoreAccess, RespConnection] | None:
-        """Access and connection to use now; None while the service relays."""
+    async def opened(self) -> OpenWay | None:
+        """The way to use now; None while the service relays."""
         way = self._open()
         if self._turns.is_due and self._attempt is None and not self._closed:
             self._attempt = asyncio.create_task(self._renew(), name="payload-access")
@@ -61,54 +95,75 @@ class AsyncWay:
             way = self._open()
         return way
 
-    async def answered(self, connection: RespConnection, command: Parts, timeout_s: float) -> Any:  # noqa: ANN401
-        """The reply to a command, within `timeout_s` of its being sent. Raises WayLost for a lost connection, an error
-        reply, and no answer in time.
+    async def answered(self, way: OpenWay, command: Parts, timeout_s: float) -> Any:  # noqa: ANN401
+        """The reply to a command, within `timeout_s` of its being sent; its first argument is a key, which says where
+        it goes. Raises WayLost for a lost connection, an error reply, and no answer in time.
         """
+        node = self._node(way, str(command[1]))
         # One at a time: what waits for room is not handed to the transport, which would copy it and keep it.
-        async with self._turn:
-            await connection.writable()
-        late = asyncio.get_running_loop().call_later(timeout_s, connection.abort, f"no answer within {timeout_s:g} s")
+        async with node.turn:
+            await node.connection.writable()
+        why = f"no answer within {timeout_s:g} s"
+        late = asyncio.get_running_loop().call_later(timeout_s, node.connection.abort, why)
         try:
-            (reply,) = await connection.request([command])
+            (reply,) = await node.connection.request([command])
         except ConnectionLost as error:
-            self.leave(connection, str(error))
+            self._fault(way, node, str(error))
             raise WayLost from error
         finally:
             late.cancel()
         if isinstance(reply, ReplyError):
-            self.leave(connection, str(reply))
+            self._fault(way, node, str(reply))
             raise WayLost from reply
         self._turns.passed()
         return reply
 
-    def leave(self, connection: RespConnection, why: str) -> None:
-        """End a connection over which something went wrong, and have the service relay for a while."""
-        connection.abort(why)
-        # Requests under way on one connection fail together, and are one fault.
-        if self._way is not None and self._way[1] is connection:
-            self._way = None
-            self._turns.failed(f"the store at {self._place}: {why}", lost=True)
+    def leave(self, way: OpenWay, key: str, why: str) -> None:
+        """End the connection over which something went wrong with a key, and have the service relay for a while."""
+        node = self._node(way, key)
+        node.connection.abort(why)
+        self._fault(way, node, why, elsewhere=False)
 
     async def close(self) -> None:
-        """End the connection and what is being tried."""
+        """End the connections and what is being tried."""
         self._closed = True
         if self._attempt is not None:
             self._attempt.cancel()
             await asyncio.wait([self._attempt])
-        if self._way is not None:
-            self._way[1].abort("closed by this side")
-            self._way = None
+        for node in self._way.nodes if self._way is not None else ():
+            node.connection.abort("closed by this side")
+        self._way = None
 
-    def _open(self) -> tuple[StoreAccess, RespConnection] | None:
-        if self._way is None:
+    def _node(self, way: OpenWay, key: str) -> Node:
+        shard = way.access.shard_of(key)
+        if shard < 0:
+            self._over(way, f"no shard serves the slot of {key}", elsewhere=True)
+            raise WayLost
+        return way.nodes[shard]
+
+    def _fault(self, way: OpenWay, node: Node, why: str, *, elsewhere: bool = True) -> None:
+        node.leave()
+        self._over(way, f"{way.named(node)}: {why}", elsewhere=elsewhere)
+
+    def _over(self, way: OpenWay, why: str, *, elsewhere: bool) -> None:
+        # Requests under way fail together, and are one fault.
+        if way is not self._way or way.over:
+            return
+        way.over = True
+        if elsewhere and way.access.is_cluster:
+            self._turns.strayed(why)
+        else:
+            self._turns.failed(why, lost=True)
+
+    def _open(self) -> OpenWay | None:
+        way = self._way
+        if way is None or way.over:
             return None
-        connection = self._way[1]
-        if connection.is_over:
-            self._way = None
+        if not all(node.is_of_use for node in way.nodes):
+            way.over = True
             self._turns.lapsed()
             return None
-        return self._way if self._turns.is_good else None
+        return way if self._turns.is_good else None
 
     async def _renew(self) -> None:
         try:
@@ -125,35 +180,44 @@ class AsyncWay:
         except (RolloutBufferError, OSError) as error:
             self._turns.not_answered(error, lost=self._open() is None)
             return
-        present = self._open()
         if access.relayed_because:
             self._use(None)
             self._turns.relayed(access, asked_at)
-        elif self._way is not None and present is not None and access.leads_where(present[0]):
-            self._way = (access, present[1])
-            self._turns.taken(access, asked_at)
-        else:
-            await self._connect(access, asked_at)
-
-    async def _connect(self, access: StoreAccess, asked_at: float) -> None:
-        faults = []
-        for place in access.places:
-            try:
-                connection = await connected(place, access)
-            except (OSError, ValueError, ConnectionLost, ReplyError) as error:
-                # ValueError: no name of a host.
-                faults.append(f"{place}: {str(error) or 'no answer in time'}")
-                continue
-            self._place = place
-            self._use((access, connection))
-            self._turns.taken(access, asked_at)
             return
-        self._turns.failed("; ".join(faults), lost=self._open() is None)
+        former = self._way if self._way is not None and self._way.access.logs_in_as(access) else None
+        kept = [node for node in former.nodes if node.is_of_use] if former is not None else []
+        reached = await asyncio.gather(*(_reached(access, shard, kept) for shard in range(len(access.shards))))
+        nodes = [node for node in reached if isinstance(node, Node)]
+        if faults := [fault for fault in reached if isinstance(fault, str)]:
+            for node in nodes:
+                if node not in kept:
+                    node.leave()
+            self._turns.failed("; ".join(faults), lost=self._open() is None)
+            return
+        self._use(OpenWay(access, nodes))
+        self._turns.taken(access, asked_at)
 
-    def _use(self, way: tuple[StoreAccess, RespConnection] | None) -> None:
+    def _use(self, way: OpenWay | None) -> None:
         former, self._way = self._way, way
-        if former is not None:
-            former[1].finish()
+        for node in former.nodes if former is not None else ():
+            if way is None or node not in way.nodes:
+                node.leave()
+
+
+async def _reached(access: StoreAccess, shard: int, kept: Sequence[Node]) -> Node | str:
+    """A connection to a shard, kept or new; or the reasons why there is none."""
+    places = access.shards[shard]
+    for node in kept:
+        if node.place in places:
+            return node
+    faults = []
+    for place in places:
+        try:
+            return Node(place, await connected(place, access))
+        except (OSError, ValueError, ConnectionLost, ReplyError) as error:
+            # ValueError: no name of a host.
+            faults.append(f"{access.named(shard, place)}: {str(error) or 'no answer in time'}")
+    return "; ".join(faults)
 
 
 async def connected(place: Place, access: StoreAccess) -> RespConnection:

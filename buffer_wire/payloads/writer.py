@@ -1,18 +1,20 @@
 """PayloadWriter: a worker writes the groups that it made to the store, where the service lets it."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from buffer_wire.codec import Buffer
 from buffer_wire.payloads.parts import NewPayload
-from buffer_wire.payloads.way import AsyncWay, WayLost
+from buffer_wire.payloads.way import AsyncWay, OpenWay, WayLost
 from buffer_wire.resp.encoding import Parts, flat
-from buffer_wire.resp.protocol import RespConnection
 from rollout_buffer.v1 import groups_pb2, payloads_pb2
 
 WRITE_TIMEOUT_S = 15.0
 """Longest wait for the store's answer to one write, of a payload or a part; then the service relays the group."""
+TRIES = 2
+"""Times that one payload is written at most: a cluster may have other primaries by the second."""
 PARTS_UNDER_WAY = 2
 """Parts of one payload whose writes are unanswered at most: the store takes one while the next is sent."""
 
@@ -44,22 +46,26 @@ class PayloadWriter:
         """Write the group of a serialized header and a payload, whole or in pieces, under a new key.
 
         None: push the group with its payload, for it is small, or cannot be written at present. Waits at most
-        WRITE_TIMEOUT_S for each part, at the first write also for access and connection. The pieces may not change
-        before it returns.
+        WRITE_TIMEOUT_S for each part, at the first write also for access and connection, and all twice on a cluster
+        that changes. The pieces may not change before it returns.
         """
-        way = await self._way.opened()
-        if way is None:
-            return None
-        access, connection = way
         pieces = [flat(piece) for piece in ([payload] if isinstance(payload, Buffer) else payload)]
-        payload_bytes = sum(map(len, pieces))
-        if len(header) + payload_bytes < access.direct_from_bytes:
-            return None
-        new = NewPayload.of(self._run_id, header, pieces, in_parts=access.max_group_bytes > 0)
+        size = len(header) + sum(map(len, pieces))
+        for _ in range(TRIES):
+            way = await self._way.opened()
+            if way is None or size < way.access.direct_from_bytes:
+                return None
+            new = NewPayload.of(self._run_id, header, pieces, in_parts=way.access.max_group_bytes > 0)
+            with contextlib.suppress(WayLost):
+                await self._write(way, new)
+                return new.stored
+        return None
+
+    async def _write(self, way: OpenWay, new: NewPayload) -> None:
         under_way: deque[asyncio.Task[None]] = deque()
         try:
             for part, body in new.cut():
-                write = self._write(connection, ("SET", part.key, body, "NX", "PX", access.unpushed_ms))
+                write = self._set(way, ("SET", part.key, body, "NX", "PX", way.access.unpushed_ms))
                 if not new.stored.parts:
                     await write
                     break
@@ -68,21 +74,18 @@ class PayloadWriter:
                     await under_way.popleft()
             while under_way:
                 await under_way.popleft()
-        except WayLost:
-            return None
         finally:
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
-        return new.stored
 
-    async def _write(self, connection: RespConnection, command: Parts) -> None:
-        reply = await self._way.answered(connection, command, WRITE_TIMEOUT_S)
+    async def _set(self, way: OpenWay, command: Parts) -> None:
+        reply = await self._way.answered(way, command, WRITE_TIMEOUT_S)
         if reply != b"OK":
             # A key that is there is not this writer's: it draws a new one for every write.
-            self._way.leave(connection, f"SET of a new key was answered {reply!r}")
+            self._way.leave(way, str(command[1]), f"SET of a new key was answered {reply!r}")
             raise WayLost
 
     async def close(self) -> None:
-        """Close the connection; writes under way return None."""
+        """Close the connections; writes under way return None."""
         await self._way.close()

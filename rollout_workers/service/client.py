@@ -206,7 +206,9 @@ class ServiceClient:
         allowed_s = ASK_TIMEOUT_S / 3
 
         def attempt() -> Awaitable[payloads_pb2.PayloadAccess]:
-            request = payloads_pb2.PayloadAccessRequest(run=self.ref(), client_id=client_id, trouble=trouble)
+            request = payloads_pb2.PayloadAccessRequest(
+                run=self.ref(), client_id=client_id, trouble=trouble, knows_shards=True
+            )
             return self._payloads.GetWriteAccess(request, timeout=allowed_s)
 
         return await self.repeat("ask for access to the store", attempt, allowed_s)

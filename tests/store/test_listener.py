@@ -76,7 +76,7 @@ async def ask(place: Place, access: StoreAccess, command: Parts) -> object:
 async def test_over_tcp_nobody_is_let_in_without_a_password(tmp_path: Path) -> None:
     async with listening(tmp_path, Listener("127.0.0.1", free_port())) as embedded:
         access = await access_of(embedded)
-        (place,) = access.places
+        (place,) = access.shards[0]
         assert await ask(place, access, ("GET", "rb:p:r:1")) is None
         for name, password in (("default", ""), ("default", "guess"), (access.username, "guess")):
             with pytest.raises(ReplyError, match="WRONGPASS"):
@@ -103,7 +103,7 @@ async def test_it_is_governed_and_started_again_as_without(tmp_path: Path) -> No
         await embedded.restart()
         assert embedded.url == url
         with pytest.raises(ReplyError, match="WRONGPASS"):
-            await connected(access.places[0], access)
+            await connected(access.shards[0][0], access)
         assert await access_of(embedded) == access, "the service makes the same user again"
         await embedded.refuse_writes(refused=False)
 
@@ -129,7 +129,7 @@ async def test_with_tls_clients_know_the_store_by_its_own_certificate_also_when_
     listener = Listener("127.0.0.1", free_port(), issued.cert, issued.key)
     async with listening(tmp_path, listener, TLS_BINARY) as embedded:
         former = await access_of(embedded, issued.cert.read_bytes())
-        (place,) = former.places
+        (place,) = former.shards[0]
         assert place.tls
         assert await ask(place, former, ("GET", "rb:p:r:1")) is None
         with pytest.raises(ConnectionLost):
@@ -152,4 +152,4 @@ async def test_files_are_named_as_the_service_finds_them(tmp_path: Path, monkeyp
     async with listening(tmp_path, listener, TLS_BINARY) as embedded:
         await embedded.read_certificate()
         access = await access_of(embedded, issued.cert.read_bytes())
-        assert await ask(access.places[0], access, ("GET", "rb:p:r:1")) is None
+        assert await ask(access.shards[0][0], access, ("GET", "rb:p:r:1")) is None

@@ -160,11 +160,15 @@ class StoreCluster:
         source.do("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", first, last, "NODE", target.id)
         self._until(lambda: self._slots_lie(first, last, target), f"slots {first} to {last} lie on shard {to}")
 
+    def slots(self) -> list[tuple[int, int, int]]:
+        """First and last slot of each range, and the port of its primary, as a node that runs sees it."""
+        return [(first, last, ports[0]) for first, last, ports in self._map(self._any())]
+
     def shard_of_slot(self, slot: int) -> int:
         """Number of the shard that serves a slot."""
-        for first, last, ports in self._map(self._any()):
+        for first, last, port in self.slots():
             if first <= slot <= last:
-                return next(node.shard for node in self.nodes if node.port == ports[0])
+                return next(node.shard for node in self.nodes if node.port == port)
         raise RuntimeError(f"nobody serves slot {slot}")
 
     def shard_of(self, key: str) -> int:
@@ -174,6 +178,11 @@ class StoreCluster:
     def keys(self, pattern: str = "*") -> list[set[str]]:
         """Keys that match on the primary of each shard."""
         return [{key.decode() for key in self.primary(shard).do("KEYS", pattern)} for shard in range(len(self.shards))]
+
+    def flush(self) -> None:
+        """Delete everything."""
+        for shard in range(len(self.shards)):
+            self.primary(shard).do("FLUSHALL")
 
     def configure(self, name: str, value: object) -> None:
         """Change a setting of all nodes that run."""

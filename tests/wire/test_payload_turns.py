@@ -154,3 +154,19 @@ def test_every_reason_is_logged_once_and_the_end_of_it_when_a_payload_has_passed
         "a client has payloads relayed by the service: no access: no such method",
         "a client moves payloads directly again",
     ]
+
+
+def test_a_cluster_in_use_is_asked_about_at_once_and_soon_after_as_about_any_fault(turns: Turns, clock: Clock) -> None:
+    turns.taken(GIVEN, clock.now)
+    turns.passed()
+    turns.strayed("MOVED")
+    assert (turns.is_due, turns.is_good, turns.is_failing, turns.trouble) == (True, False, False, "MOVED")
+    turns.taken(GIVEN, clock.now)
+    assert turns.is_good
+    turns.strayed("MOVED")
+    assert (turns.is_due, turns.is_failing) == (False, True)
+    assert FIRST_RETRY_S / 2 <= clock.until_due(turns) <= FIRST_RETRY_S + 0.02
+    clock.now += RECOVERED_AFTER_S
+    turns.taken(GIVEN, clock.now)
+    turns.strayed("MOVED")
+    assert turns.is_due

@@ -90,7 +90,7 @@ async def test_what_waits_for_a_slow_store_is_not_handed_to_the_transport(
     writer = PayloadWriter(RUN, "a worker", Asking(store))
     assert await write(writer) is not None
     way: Any = writer._way
-    transport = way._way[1]._transport
+    transport = way._way.nodes[0].connection._transport
     held = []
 
     def noting(commands: Sequence[Parts]) -> list[Any]:

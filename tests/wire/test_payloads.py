@@ -61,10 +61,10 @@ async def test_a_connection_that_ends_while_it_is_idle_is_no_fault(store: Payloa
     store.command("CLIENT KILL USER d")
     assert blocking.open()
     with pytest.raises(ConnectionLost):
-        await opened[1].request([("PING",)])
+        await opened.nodes[0].connection.request([("PING",)])
     again = await way.opened()
     assert again is not None
-    assert again[1] is not opened[1]
+    assert again.nodes[0] is not opened.nodes[0]
     assert (blocking.trouble, way.trouble) == ("", "")
     await way.close()
     blocking.close()
@@ -97,7 +97,7 @@ def test_a_trainer_tries_the_next_address_after_one_that_is_no_name(store: Paylo
     there = payloads_pb2.StoreAddress(unix_path=str(store.socket))
     reader = PayloadReader(RUN, "a trainer", lambda _: store.access("d", addresses=[no_name]))
     assert not reader.open()
-    assert reader.trouble.startswith(host)
+    assert reader.trouble.startswith(f"the store at {host}:6379 ")
     other = PayloadReader(RUN, "a trainer", lambda _: store.access("d", addresses=[no_name, there]))
     assert other.open()
     for each in (reader, other):

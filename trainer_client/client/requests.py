@@ -272,7 +272,7 @@ def read_access(
         "/rollout_buffer.v1.PayloadService/GetReadAccess",
         run_id,
         "asking for access to the store",
-        lambda ref: payloads_pb2.PayloadAccessRequest(run=ref, client_id=client_id, trouble=trouble),
+        lambda ref: payloads_pb2.PayloadAccessRequest(run=ref, client_id=client_id, trouble=trouble, knows_shards=True),
         payloads_pb2.PayloadAccess,
         lambda reply: reply,
         ACCESS_S,

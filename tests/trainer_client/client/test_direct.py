@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 import redis
 
-from buffer_wire.payloads import reader
+from buffer_wire.payloads import asks
 from buffer_wire.payloads.keys import key_prefix
 from tests.support.push import GroupArrays, Pusher, arrays_for
 from tests.support.service import ServiceProcess, running_service
@@ -185,7 +185,7 @@ def test_a_client_that_did_not_check_would_train_on_damaged_bytes(
     push(relayed, run_id, [group])
     key = key_of(stored, run_id, group)
     stored.setrange(key, stored.strlen(key) - 9, b"8 others.")
-    monkeypatch.setattr(reader, "is_of", lambda _key, _body: True)
+    monkeypatch.setattr(asks, "is_of", lambda _key, _body: True)
     (damaged,) = pull(run_id, step=0).groups
     assert bytes(damaged.payload) != group.to_wire()[1]
 

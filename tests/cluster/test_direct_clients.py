@@ -1,0 +1,176 @@
+"""Clients that write to and read from a cluster of real servers themselves, while its nodes die and its slots move."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from buffer_wire.codec import group_head
+from buffer_wire.payloads.keys import all_part_keys, group_checksum, payload_key
+from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadReader, PayloadsUnreadable
+from buffer_wire.payloads.writer import PayloadWriter
+from tests.support.cluster_access import RUN, Access, let_in
+from tests.support.store_cluster import SLOTS, StoreCluster, store_cluster
+
+pytestmark = pytest.mark.timeout(90)
+
+HEADER = b"header"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[StoreCluster]:
+    with store_cluster() as running:
+        # The rights of users are not replicated.
+        let_in(running.nodes)
+        yield running
+
+
+def body_of(number: int, size: int = 40_000) -> bytes:
+    return number.to_bytes(4) * (size // 4)
+
+
+class Writer:
+    """A writer whose groups are numbered. `keys` are those that it has written, by number."""
+
+    def __init__(self, access: Access) -> None:
+        self.writer = PayloadWriter(RUN, "a worker", access)
+        self.keys: dict[int, str] = {}
+        self.relayed: list[int] = []
+
+    async def write(self, number: int, size: int = 40_000) -> bool:
+        body = body_of(number, size)
+        stored = await asyncio.wait_for(self.writer.write(HEADER, body), 20)
+        if stored is None:
+            self.relayed.append(number)
+            return False
+        whole = len(group_head(HEADER, len(body))) + len(body)
+        checksum = group_checksum(HEADER, stored.checksum)
+        self.keys[number] = payload_key(RUN, stored.nonce, checksum, whole, stored.parts)
+        return True
+
+
+async def read(readers: tuple[PayloadReader, AsyncPayloadReader], keys: Sequence[str]) -> list[bytes]:
+    """Bodies without their headers, which both readers read alike."""
+    blocking, other = readers
+    assert await asyncio.to_thread(blocking.open)
+    assert await other.open()
+    bodies = await asyncio.to_thread(blocking.read, keys)
+    assert bodies == await other.read(keys)
+    return [bytes(body)[len(group_head(HEADER, len(body) - 20)) :] for body in bodies]
+
+
+async def until_direct(writer: Writer) -> None:
+    """Write until it goes directly."""
+    while not await writer.write(0):  # noqa: ASYNC110 - there is nothing to be told of
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def readers(cluster: StoreCluster) -> Iterator[tuple[PayloadReader, AsyncPayloadReader]]:
+    access = Access(cluster, "d")
+    blocking = PayloadReader(RUN, "a trainer", access.give)
+    yield blocking, AsyncPayloadReader(RUN, "a trainer", access)
+    blocking.close()
+
+
+def in_step(cluster: StoreCluster) -> None:
+    """Have all that is written so far on the replicas."""
+    for shard in range(3):
+        assert cluster.primary(shard).do("WAIT", 1, 5_000) == 1
+
+
+async def test_groups_go_to_all_shards_and_come_back_in_order_also_those_in_parts(
+    cluster: StoreCluster, readers: tuple[PayloadReader, AsyncPayloadReader]
+) -> None:
+    access = Access(cluster, "w")
+    writer = Writer(access)
+    sizes = [40_000, 9 << 20, 400, *[90_000] * 160, 30 << 20, 4]
+    assert all([await writer.write(number, size) for number, size in enumerate(sizes)])
+    lie = cluster.keys(f"rb:p:{RUN}:*")
+    assert set().union(*lie) == set(all_part_keys(writer.keys.values()))
+    assert min(map(len, lie)) > 30
+    came = await read(readers, list(writer.keys.values()))
+    assert [body[-4:] for body in came] == [number.to_bytes(4) for number in range(len(sizes))]
+    assert [len(body) for body in came] == sizes
+    assert await read(readers, list(writer.keys.values())[::-1]) == came[::-1]
+    assert access.troubles == [""]
+    await writer.writer.close()
+    await readers[1].close()
+
+
+async def test_slots_that_move_while_groups_are_written_and_read_have_nothing_relayed(
+    cluster: StoreCluster, readers: tuple[PayloadReader, AsyncPayloadReader]
+) -> None:
+    access = Access(cluster, "w")
+    writer = Writer(access)
+    assert all([await writer.write(number) for number in range(60)])
+    assert await read(readers, list(writer.keys.values())) == [body_of(number) for number in range(60)]
+    first, last, _ = next(at for at in cluster.slots() if cluster.shard_of_slot(at[0]) == 0)
+    moving = asyncio.create_task(asyncio.to_thread(cluster.migrate, first, (first + last) // 2, 2))
+    number = 60
+    while not moving.done() or len(access.troubles) == 1:
+        await writer.write(number)
+        number += 1
+    await moving
+    assert not writer.relayed
+    assert any("MOVED" in trouble and trouble.startswith("shard ") for trouble in access.troubles), access.troubles
+    assert await read(readers, list(writer.keys.values())) == [body_of(at) for at in range(number)]
+    cluster.migrate(first, (first + last) // 2, 0)
+    await writer.writer.close()
+    await readers[1].close()
+
+
+async def test_after_a_failover_all_goes_directly_again_and_what_was_written_is_read(
+    cluster: StoreCluster, readers: tuple[PayloadReader, AsyncPayloadReader]
+) -> None:
+    access = Access(cluster, "w")
+    writer = Writer(access)
+    assert all([await writer.write(number) for number in range(60)])
+    assert await read(readers, list(writer.keys.values())) == [body_of(number) for number in range(60)]
+    in_step(cluster)
+    killed = cluster.kill(1)
+    promoting = asyncio.create_task(asyncio.to_thread(cluster.until_promoted, 1))
+    number = 60
+    while not promoting.done() or writer.relayed[-1:] == [number - 1]:
+        await writer.write(number)
+        number += 1
+        await asyncio.sleep(0.005)
+    assert writer.relayed, "a shard without a primary has all relayed"
+    assert any("shard 2 of 3 at " in trouble or "shard 1 of 3 at" in trouble for trouble in access.troubles)
+    came = None
+    while came is None:
+        try:
+            came = await read(readers, list(writer.keys.values()))
+        except (PayloadsUnreadable, AssertionError):
+            await asyncio.sleep(0.1)
+    assert came == [body_of(at) for at in writer.keys]
+    cluster.restart(killed)
+    # It came back without its users, as after every restart.
+    let_in([killed])
+    await writer.writer.close()
+    await readers[1].close()
+
+
+async def test_a_node_that_does_not_know_the_user_has_all_relayed_and_is_named(cluster: StoreCluster) -> None:
+    primary = cluster.primary(2)
+    primary.do("ACL", "DELUSER", "w")
+    access = Access(cluster, "w")
+    writer = Writer(access)
+    assert not await writer.write(0)
+    assert f"at 127.0.0.1:{primary.port}: WRONGPASS" in writer.writer.trouble
+    let_in([primary])
+    await until_direct(writer)
+    await writer.writer.close()
+
+
+async def test_slots_that_nobody_serves_are_relayed(cluster: StoreCluster) -> None:
+    access = Access(cluster, "w")
+    part = access.give("").shards[0]
+    access = Access(cluster, "w", shards=[part])
+    writer = Writer(access)
+    served = [await writer.write(number) for number in range(8)]
+    assert False in served
+    assert "no shard serves the slot" in "".join([*access.troubles, writer.writer.trouble])
+    assert len(part.slots) >= 1
+    assert sum(at.last - at.first + 1 for at in part.slots) < SLOTS
+    await writer.writer.close()
