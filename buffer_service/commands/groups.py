@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from buffer_service.commands.replies import nothing, pack, text
 from buffer_service.domain import ops
-from buffer_service.domain.command import Command, Fields
+from buffer_service.domain.command import Command, Fields, Written
 from buffer_service.domain.window import length_buckets
 from buffer_service.rules.groups import FACTS
 from buffer_wire.revision import NO_REVISION, Revision
@@ -36,7 +36,11 @@ def push_portion(
         return revision, ops.WeightVersion(term, version), pushed
 
     # A retry's are staged: they have been taken over.
-    written = [] if retry else [(key, _task_of(facts)) for facts, key in groups if facts.stored]
+    written = [
+        Written(index, key, task_of(facts.task_id, facts.lease_id))
+        for index, (facts, key) in enumerate(groups)
+        if facts.stored and not retry
+    ]
     return Command(run_id, "push", arguments, unpacked, payloads, written)
 
 
@@ -45,10 +49,9 @@ def abandon_push(run_id: str, payload_keys: Sequence[str]) -> Command[None]:
     return Command(run_id, "abandon", pack(list(payload_keys)), nothing, acknowledges=False)
 
 
-def _task_of(facts: ops.GroupFacts) -> str:
-    """Name of the group's task on the store: that of an evaluation's is in its lease alone."""
-    of_queue = ops.sink_of(facts.lease_id) is ops.TaskSink.QUEUE
-    return facts.task_id if of_queue else facts.lease_id.rsplit("/", 2)[0]
+def task_of(task_id: str, lease_id: str) -> str:
+    """Name of a group's task on the store, by its header: that of an evaluation's is in its lease alone."""
+    return task_id if ops.sink_of(lease_id) is ops.TaskSink.QUEUE else lease_id.rsplit("/", 2)[0]
 
 
 def _pushed(facts: ops.GroupFacts, key: str, outcome: bytes | list[bytes]) -> ops.Pushed | None:

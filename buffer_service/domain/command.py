@@ -6,7 +6,7 @@ its arguments packed when it is made, so it can be sent again as it is.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from buffer_service.domain.ops import Buffer
 
@@ -14,6 +14,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 Fields: TypeAlias = list[Any]
 """Elements of a reply after its tag: integers, bytes, and lists of them."""
+
+
+class Written(NamedTuple):
+    """A payload that its pusher has written to the store: place of its group in the push, key, name of its task."""
+
+    place: int
+    key: str
+    task_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +36,8 @@ class Command(Generic[T_co]):
     """The result, of the reply's tag and fields."""
     payloads: Sequence[tuple[str, Buffer]] = ()
     """Payloads to store before the script indexes them: keys and bodies."""
-    written: Sequence[tuple[str, str]] = ()
-    """Payloads that their pushers have written to the store: keys, and the names of the tasks that they are of."""
+    written: Sequence[Written] = ()
+    """Payloads that their pushers have written to the store."""
     again: bytes | None = None
     """Arguments of the calls that follow while the reply's tag is `more`; None: such a reply is one like others."""
     rest: "Command[Any] | None" = None

@@ -68,23 +68,8 @@ class Address:
     def parse_cluster(cls, url: str) -> "Address":
         """Raises StoreUnsuitable for what is no cluster's address."""
         shown = redacted(url)
-        parts = _CLUSTER_URL.fullmatch(url)
         try:
-            if parts is None or parts[1] not in _SCHEMES or parts[1] == "unix":
-                raise ValueError(url)
-            credentials, _, hosts = parts[2].rpartition("@")
-            username, _, password = credentials.partition(":")
-            return cls(
-                shown=shown,
-                path="",
-                host="",
-                port=0,
-                tls=_SCHEMES[parts[1]],
-                username=unquote(username),
-                password=unquote(password),
-                database=0,
-                nodes=tuple(_host(host, DEFAULT_PORT) for host in hosts.split(",")),
-            )
+            return _parse_cluster(url, shown)
         except ValueError as error:
             raise StoreUnsuitable(
                 shown, "its address must be redis+cluster://host:port,host:port or rediss+cluster://…"
@@ -163,6 +148,25 @@ def _parse_sentinels(url: str, shown: str) -> Address:
             username=options.get("sentinel_username", ""),
             password=options.get("sentinel_password", ""),
         ),
+    )
+
+
+def _parse_cluster(url: str, shown: str) -> Address:
+    parts = _CLUSTER_URL.fullmatch(url)
+    if parts is None or parts[1] not in _SCHEMES or parts[1] == "unix":
+        raise ValueError(url)
+    credentials, _, hosts = parts[2].rpartition("@")
+    username, _, password = credentials.partition(":")
+    return Address(
+        shown=shown,
+        path="",
+        host="",
+        port=0,
+        tls=_SCHEMES[parts[1]],
+        username=unquote(username),
+        password=unquote(password),
+        database=0,
+        nodes=tuple(_host(host, DEFAULT_PORT) for host in hosts.split(",")),
     )
 
 

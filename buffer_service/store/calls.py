@@ -84,7 +84,11 @@ class Calls:
         await self._check_exists(run_id)
         try:
             return parse(run_id, await self._tier.store_and_run(command))
-        except (LayoutChanged, UnknownRun, StoreOutOfMemory):
+        except UnknownRun:
+            self._known.discard(run_id)
+            await self._delete_staged(run_id, [*keys, *(written.key for written in command.written)])
+            raise
+        except (LayoutChanged, StoreOutOfMemory):
             self._known.discard(run_id)
             await self._delete_staged(run_id, keys)
             raise

@@ -11,18 +11,30 @@ from buffer_service.commands.replies import text
 from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from buffer_service.store.calls import Calls
 from buffer_service.store.keys import RUNS, index_key
+from buffer_service.store.payloads.audit import Audit
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_service.store.users import PayloadUsers
-from buffer_wire.errors import LayoutChanged, UnknownRun
+from buffer_wire.errors import LayoutChanged, RolloutBufferError, UnknownRun
+
+
+class _PayloadsLeft(Exception):
+    """Payloads of a run are left on servers that are away; the next sweep goes on."""
+
+    def __init__(self, why: RolloutBufferError) -> None:
+        super().__init__(why.message)
+        self.why = why
 
 
 class Housekeeping:
     """Housekeeping of the store: lists, sweeps and deletes runs."""
 
-    def __init__(self, connection: StoreConnection, calls: Calls, users: PayloadUsers) -> None:
+    def __init__(
+        self, connection: StoreConnection, calls: Calls, users: PayloadUsers, audit: Audit | None = None
+    ) -> None:
         self._connection = connection
         self._calls = calls
         self._users = users
+        self._audit = audit
 
     async def list_runs(self) -> Sequence[str]:
         """Ids of all runs that exist, sorted."""
@@ -34,21 +46,29 @@ class Housekeeping:
 
     async def delete_run(self, run_id: str) -> None:
         """Delete a run, or go on with a deletion that somebody else began."""
-        await self._delete(run_id, begin=True)
+        try:
+            await self._delete(run_id, begin=True)
+        except _PayloadsLeft as left:
+            raise left.why from left
 
     async def sweep(self) -> int:
         """Sweep every run; returns how many things were done."""
         done = 0
-        another_layout: LayoutChanged | None = None
+        refused: RolloutBufferError | None = None
         for run_id in await self._named_runs():
+            # That one run is another version's, or has payloads on a server that is away, is no reason for leases of
+            # the others to stay.
             try:
                 done += await self._sweep(run_id)
             except LayoutChanged as refusal:
-                # One run that a service of another version left here is no reason for leases of the others to stay.
-                another_layout = refusal
+                refused = refusal
+            except _PayloadsLeft as left:
+                refused = refused or left.why
         done += await self._users.expire(self._named_runs)
-        if another_layout is not None:
-            raise another_layout
+        if self._audit is not None:
+            done += await self._audit.run()
+        if refused is not None:
+            raise refused
         return done
 
     async def _sweep(self, run_id: str) -> int:
@@ -60,7 +80,13 @@ class Housekeeping:
                 done += await self._bury(run_id)
                 break
             done += swept
-        return done + len((await self._calls.delete_trash(run_id)).keys)
+        return done + await self._delete_trash(run_id)
+
+    async def _delete_trash(self, run_id: str) -> int:
+        deleted = await self._calls.delete_trash(run_id)
+        if deleted.away is not None:
+            raise _PayloadsLeft(deleted.away)
+        return len(deleted.keys)
 
     async def _delete(self, run_id: str, *, begin: bool) -> int:
         """Delete payloads until none is left; returns how many went."""
@@ -69,11 +95,7 @@ class Housekeeping:
         self._calls.forget(run_id)
         await self._users.forget(run_id)
         while more:
-            gone = await self._calls.delete_trash(run_id)
-            deleted += len(gone.keys)
-            if gone.away is not None:
-                # Whoever sweeps next goes on.
-                raise gone.away
+            deleted += await self._delete_trash(run_id)
             try:
                 more = await self._calls.call(runs.delete_portion(run_id, begin=False))
             except UnknownRun:

@@ -14,7 +14,8 @@ SCHEMA = "rb:schema"
 ends."""
 
 SCHEMA_VERSION = 8
-"""Version of the layout that this service knows; each run's record has it too.
+"""Version of the layout that this service knows; each run's record has it too, followed by `p` once the run has had a
+payload in parts (lua/lib/runs/layout.lua).
 
 A script ends at a run of another version. A service of the version before serves beside this one during an upgrade.
 Raise the version with every change of what is stored that such a service would read wrongly, write back without, or
@@ -25,12 +26,20 @@ an older service keeps it. Do not raise it for a key or a field of a hash that m
 neither read nor write.
 """
 
+PLACE = "rb:payloads"
+"""Where the payloads of all runs lie, in words; absent: beside the index. It changes only while there is no run."""
+
 NOTIFY_PATTERN = "rb:{*}:notify"
 
 
 def index_key(run_id: str, name: str) -> str:
     """Key of one of the run's indexes; the scripts make the same names from the key of `run`."""
     return f"rb:{{{run_id}}}:{name}"
+
+
+def audited_key(tenure: str) -> str:
+    """Key that is there for a day after a server's term as primary was looked through (payloads/audit.py)."""
+    return f"rb:audited:{tenure}"
 
 
 def run_of_index_key(key: str) -> str:

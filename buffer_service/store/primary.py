@@ -91,13 +91,17 @@ class Primary:
 
     def leave(self, connection: RespConnection, why: str) -> None:
         """End the connection and all others: the server has said that it is not the primary."""
-        for made in [connection, *self._connections]:
+        connection.abort(why)
+        self.end(why)
+
+    def end(self, why: str) -> None:
+        """End all connections to the store."""
+        for made in list(self._connections):
             made.abort(why)
 
     async def close(self) -> None:
         """End all connections, also those to the Sentinels."""
-        for connection in list(self._connections):
-            connection.abort("closed by this side")
+        self.end("closed by this side")
         if self._question is not None:
             await asyncio.wait([self._question])
         if self._sentinel is not None:
@@ -134,8 +138,7 @@ class Primary:
 
     def _is_at(self, where: str) -> None:
         if where != self._where:
-            for connection in list(self._connections):
-                connection.abort(f"the primary is now {where}")
+            self.end(f"the primary is now {where}")
             self._where = where
 
 

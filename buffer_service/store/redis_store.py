@@ -18,14 +18,17 @@ from buffer_service.store.calls import Calls
 from buffer_service.store.housekeeping import Housekeeping
 from buffer_service.store.keys import RUNS, index_key, new_secret
 from buffer_service.store.notifications import StoreNotifications
+from buffer_service.store.payloads.audit import Audit
+from buffer_service.store.payloads.cluster import ClusterPayloads
+from buffer_service.store.payloads.shards import Shards
 from buffer_service.store.payloads.tier import PayloadTier, WithIndex
 from buffer_service.store.pushing import Pushing
 from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.suitability import check_layout, check_suitable, fields_of
 from buffer_service.store.transport.connection import StoreConnection
-from buffer_service.store.transport.meter import CallMeter
+from buffer_service.store.transport.meter import CallMeter, NoMeter
 from buffer_service.store.users import PayloadUsers
-from buffer_wire.errors import InvalidField, RunExists, UnknownRun
+from buffer_wire.errors import InvalidField, RunExists, StoreUnavailable, UnknownRun
 from buffer_wire.revision import NO_REVISION, Revision
 
 T = TypeVar("T")
@@ -43,15 +46,20 @@ class RedisRunStore:
     number of replicas may work on the same run.
     """
 
-    def __init__(self, connection: StoreConnection, tier: PayloadTier, recent: RecentPayloads) -> None:
+    def __init__(
+        self, connection: StoreConnection, shards: Shards | None, recent: RecentPayloads, meter: CallMeter
+    ) -> None:
+        tier: PayloadTier = ClusterPayloads(connection, shards, meter) if shards else WithIndex(connection)
         self.notifications = StoreNotifications(connection.primary)
         self._connection = connection
+        self._shards = shards
         self._tier = tier
         self._recent = recent
         self._calls = Calls(connection, tier)
         self._pushing = Pushing(self._calls, recent)
         self._users = PayloadUsers(connection)
-        self._housekeeping = Housekeeping(connection, self._calls, self._users)
+        audit = Audit(connection, self._calls, shards, tier) if shards else None
+        self._housekeeping = Housekeeping(connection, self._calls, self._users, audit)
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -64,30 +72,37 @@ class RedisRunStore:
         timeout_s: float = 30.0,
         recent_bytes: int = 0,
         meter: CallMeter | None = None,
+        payload_store: str = "",
     ) -> Self:
         """Connect to an address (store/address.py), with TLS by the authorities in `ca` or the system's. Payloads that
         were just pushed here are kept for pulls, up to `recent_bytes`. `meter` is told of every call. `embedded`: the
-        service's own, which it has refuse writes where its disk has no room (supervisor/disk.py).
+        service's own, which it has refuse writes where its disk has no room (supervisor/disk.py). `payload_store`:
+        address of the cluster that payloads lie on; empty: they lie beside the index.
 
         Raises StoreUnavailable, StoreUnsuitable.
         """
-        connection = StoreConnection(store, ca=ca, embedded=embedded, timeout_s=timeout_s, meter=meter)
+        shards = Shards(payload_store, ca=ca, timeout_s=timeout_s) if payload_store else None
+        connection = StoreConnection(
+            store, ca=ca, embedded=embedded, timeout_s=timeout_s, meter=meter, apart=shards is not None
+        )
+        self = cls(connection, shards, RecentPayloads(recent_bytes), meter or NoMeter())
         try:
-            await check_suitable(connection)
+            await check_suitable(connection, apart=shards is not None)
             await connection.open()
+            if shards is not None:
+                await shards.open()
         except BaseException:
-            await connection.close()
+            await self.close()
             raise
-        self = cls(connection, WithIndex(connection), RecentPayloads(recent_bytes))
-        self._tasks = [
-            asyncio.create_task(self.notifications.listen(), name="store-notifications"),
-            asyncio.create_task(connection.primary.watch(), name="store-primary"),
-        ]
+        loops = {"notifications": self.notifications.listen(), "primary": connection.primary.watch()}
+        if shards is not None:
+            loops["shards"] = shards.watch()
+        self._tasks = [asyncio.create_task(loop, name=f"store-{name}") for name, loop in loops.items()]
         return self
 
     async def check_layout(self) -> None:
         """Raises LayoutChanged once a service of another version has taken the store over; StoreUnavailable."""
-        await check_layout(self._connection)
+        await check_layout(self._connection, apart=self._shards is not None)
 
     async def close(self) -> None:
         """Close connections."""
@@ -96,6 +111,8 @@ class RedisRunStore:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self._connection.close()
+        if self._shards is not None:
+            await self._shards.close()
 
     async def call(self, command: Command[T]) -> T:
         """Carry out a command."""
@@ -106,7 +123,7 @@ class RedisRunStore:
     ) -> tuple[ops.RunView, bool]:
         """Create a run, or find it."""
         # The script sees the layout of the run alone, which is ours.
-        await check_layout(self._connection)
+        await check_layout(self._connection, apart=self._shards is not None)
         await self._connection.command("SADD", RUNS, run_id)
         created, differs = await self.call(runs.create_run(run_id, policy, revision, secret or new_secret()))
         # A sweep may have taken a run of that name off the list before this one was there.
@@ -162,6 +179,14 @@ class RedisRunStore:
         """A part of a stored body."""
         return bytes(await self._tier.part(key, first, size))
 
+    async def write_part(self, part_key: str, body: ops.Buffer) -> bool:
+        """Write a part of a payload that a push is to name."""
+        return await self._tier.write_part(part_key, body)
+
+    async def read_part(self, part_key: str) -> ops.Buffer | None:
+        """A part of a payload."""
+        return await self._tier.read_part(part_key)
+
     def payload_place(self) -> ops.StorePlace:
         """Place of the payloads: where the service reaches the store at present."""
         return self._connection.primary.place()
@@ -173,9 +198,16 @@ class RedisRunStore:
     async def waits(self, run_id: str, limit: int) -> ins.Waits:
         """Waits of the run: who waits on whom."""
         found, keys = await self.call(inspection.waits(run_id, limit))
-        heads = await asyncio.gather(*(self.read_payload(key, 0, HEAD_BYTES) for key in keys))
+        heads = await asyncio.gather(*map(self._head, keys))
         pushes = [replace(push, head=head) for push, head in zip(found.pushes, heads, strict=True)]
         return replace(found, pushes=pushes)
+
+    async def _head(self, key: str) -> bytes:
+        try:
+            return await self.read_payload(key, 0, HEAD_BYTES)
+        except StoreUnavailable:
+            # Whoever asks who waits on whom may ask because a server is away.
+            return b""
 
     async def records(self, run_id: str, after: str, limit: int) -> Sequence[ops.Record]:
         """Events of the run's recording. Raises InvalidField for what is no event id."""

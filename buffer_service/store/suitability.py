@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from buffer_service.commands.replies import text
-from buffer_service.store.keys import RUNS, SCHEMA, SCHEMA_VERSION
+from buffer_service.store.keys import PLACE, RUNS, SCHEMA, SCHEMA_VERSION
 from buffer_wire.errors import LayoutChanged, StoreFault, StoreOutOfMemory, StoreUnavailable, StoreUnsuitable
 
 OLDEST = (6, 2)
@@ -22,15 +22,20 @@ class Store(Protocol):
         ...
 
 
-async def check_suitable(connection: Store) -> None:
-    """Raises StoreUnsuitable, naming the setting and the way to change it; StoreUnavailable."""
+async def check_suitable(connection: Store, *, apart: bool = False) -> None:
+    """Raises StoreUnsuitable, naming the setting and the way to change it; StoreUnavailable. `apart`: the payloads of
+    its runs lie on servers of their own.
+    """
     info = fields_of(await connection.command("INFO"))
     version = info.get("valkey_version") or info.get("redis_version", "")
     number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if number < OLDEST:
         raise StoreUnsuitable(connection.name, f"version {version or 'unknown'} is older than 6.2")
     if info.get("cluster_enabled") == "1":
-        raise StoreUnsuitable(connection.name, "it runs in cluster mode; give the address of a single primary")
+        raise StoreUnsuitable(
+            connection.name,
+            "it runs in cluster mode; give the address of a single primary, and that of the cluster as --payload-store",
+        )
     if info.get("role") not in {None, "master"}:
         raise StoreUnsuitable(
             connection.name, "it is a replica; give the address of its primary, or redis+sentinel:// and its Sentinels"
@@ -44,7 +49,23 @@ async def check_suitable(connection: Store) -> None:
     if packed != b"\x91\xa2ok":
         raise StoreUnsuitable(connection.name, "its cmsgpack library does not pack as msgpack")
     await _settle_layout(connection)
+    found = text(await connection.command("EVAL", _SETTLE_PLACE, 2, PLACE, RUNS, _place(apart=apart)))
+    if found != _place(apart=apart):
+        raise StoreUnsuitable(connection.name, f"payloads of its runs lie {found}, see --payload-store")
 
+
+def _place(*, apart: bool) -> str:
+    return "on a cluster" if apart else "beside the index"
+
+
+_SETTLE_PLACE = """
+local found = redis.call('GET', KEYS[1]) or 'beside the index'
+if found ~= ARGV[1] and redis.call('SCARD', KEYS[2]) == 0 then
+  redis.call('SET', KEYS[1], ARGV[1])
+  return ARGV[1]
+end
+return found
+"""
 
 _SETTLE = """
 local found = redis.call('GET', KEYS[1])
@@ -69,10 +90,12 @@ async def _settle_layout(connection: Store) -> None:
         )
 
 
-async def check_layout(connection: Store) -> None:
+async def check_layout(connection: Store, *, apart: bool = False) -> None:
     """Raises LayoutChanged when the store, which had our layout, has another one by now; one that was emptied gets it
     again.
     """
+    if apart:
+        await connection.command("SET", PLACE, _place(apart=True), "NX")
     found = await connection.command("GET", SCHEMA)
     if found is None:
         await connection.command("SET", SCHEMA, SCHEMA_VERSION, "NX")

@@ -11,9 +11,12 @@ from buffer_service.commands.replies import text, unpack
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import index_key
+from buffer_service.store.payloads.node import Line
+from buffer_service.store.payloads.shards import Errand, failure_of
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.limits import MAX_MESSAGE_BYTES
-from buffer_wire.payloads.keys import new_nonce, payload_key
+from buffer_wire.payloads import keys
+from buffer_wire.payloads.keys import new_nonce, part_count, part_keys, payload_key
 from buffer_wire.revision import Revision
 from tests.oracle.rules.proofs import prove
 
@@ -28,6 +31,26 @@ def claim(seen: int) -> Revision:
 
 def weights(version: int, term: int = 1) -> ops.WeightVersion:
     return ops.WeightVersion(term, version)
+
+
+def _text(part: Any) -> str:
+    return text(bytes(part)) if isinstance(part, bytes | memoryview) else str(part)
+
+
+async def sent(store: RedisRunStore, *parts: Any) -> Any:
+    """The reply to a command, which goes to the servers of payloads if it is on payloads."""
+    shards = store._shards
+    if shards is None or len(parts) < 2 or not _text(parts[1]).startswith("rb:p:"):
+        return await store._connection.command(*parts)
+    if parts[0] == "KEYS":
+        replies = [(await node.request(Line.READS, [parts]))[0][0] for node in shards.nodes()]
+        return [key for reply in replies for key in reply]
+    errands = [Errand(_text(key), [(parts[0], key)]) for key in parts[1:]] if parts[0] == "UNLINK" else []
+    errands = errands or [Errand(_text(parts[1]), [parts])]
+    await shards.run(Line.WRITES, errands)
+    if failure := failure_of(errands):
+        raise failure
+    return errands[0].replies[0]
 
 
 class Run:
@@ -56,7 +79,8 @@ class Run:
         await self.at(self.now + passed)
 
     async def command(self, *parts: Any) -> Any:
-        return await self.store._connection.command(*parts)
+        """The reply to a command, at the index or where the payload lies that it is on."""
+        return await sent(self.store, *parts)
 
     async def submit(
         self, *tasks: str | tuple[str, int], environment: str = "env", request_id: str = "", seen: int = 0
@@ -164,7 +188,7 @@ class Run:
             version_tokens=version_tokens,
             first_revision=first_revision,
         )
-        return ops.NewGroup(facts, body)
+        return ops.NewGroup(facts, body, parts=part_count(facts.size_bytes))
 
     async def announce(self, *made_by: ops.WeightVersion) -> None:
         """Have a plan for what groups are said to be made by and nobody has published."""
@@ -178,17 +202,25 @@ class Run:
 
     async def write(self, group: ops.NewGroup, body: bytes | None = None) -> ops.NewGroup:
         """The group as its pusher pushes it that has written its body, or another one, to the store."""
-        written = ops.NewGroup(replace(group.facts, stored=True), b"", group.checksum, new_nonce())
+        written = ops.NewGroup(replace(group.facts, stored=True), b"", group.checksum, new_nonce(), group.parts)
         await self.set_payload(written, group.body if body is None else body)
         return written
 
     async def set_payload(self, written: ops.NewGroup, body: ops.Buffer) -> None:
-        """Write a body as a pusher does, who may repeat it."""
-        await self.command("SET", self.key_of(written), body, "NX", "PX", ops.UNPUSHED_MS)
+        """Write a body as a pusher does, who may repeat it. The last part is as short or long as it must be."""
+        parts = part_keys(self.key_of(written))
+        for index, part in enumerate(parts):
+            start = index * keys.PART_BYTES
+            stop = len(body) if part == parts[-1] else start + part.size
+            await self.command("SET", part.key, body[start:stop], "NX", "PX", ops.UNPUSHED_MS)
 
     def key_of(self, written: ops.NewGroup) -> str:
         """The key of what a pusher has written."""
-        return payload_key(self.run_id, written.nonce, written.checksum, written.facts.size_bytes)
+        return payload_key(self.run_id, written.nonce, written.checksum, written.facts.size_bytes, written.parts)
+
+    def part_keys_of(self, written: ops.NewGroup) -> list[str]:
+        """The keys of the store under which it lies."""
+        return [part.key for part in part_keys(self.key_of(written))]
 
     async def push(self, *groups: ops.NewGroup, seen: int = 0) -> list[ops.Pushed]:
         if any(group.facts.tail.version for group in groups):
@@ -329,9 +361,9 @@ class Run:
         return {text(field): bytes(value) for field, value in zip(flat[::2], flat[1::2], strict=True)}
 
     async def payload_keys(self) -> set[str]:
-        """Payloads that stay."""
-        keys = {text(key) for key in await self.command("KEYS", "rb:p:*")}
-        return {key for key in keys if await self.command("PTTL", key) == -1}
+        """Keys of payloads, and of parts of some, that stay."""
+        found = {text(key) for key in await self.command("KEYS", "rb:p:*")}
+        return {key for key in found if await self.command("PTTL", key) == -1}
 
     async def unpushed_keys(self) -> set[str]:
         """Payloads that expire."""
@@ -362,7 +394,7 @@ class Run:
         counts = dict(view.tasks)
         assert counts.pop("submitted") == sum(counts.values()), view.tasks
         await self.store.sweep()
-        assert await self.payload_keys() == await self.living_keys()
+        assert await self.payload_keys() == set(keys.all_part_keys(await self.living_keys()))
         await self._check_indexes()
         await self._check_environments(view)
 
@@ -386,8 +418,8 @@ class Run:
             ("pending:", set(map(text, await self.command("HKEYS", index_key(self.run_id, "pending_environments"))))),
         ):
             start = index_key(self.run_id, prefix)
-            keys = await self.command("KEYS", f"{start}*")
-            assert {text(key).removeprefix(start) for key in keys} == names
+            found = await self.command("KEYS", f"{start}*")
+            assert {text(key).removeprefix(start) for key in found} == names
 
     async def _check_environments(self, view: ops.RunView) -> None:
         """The ledgers of the environments add up to the run's."""

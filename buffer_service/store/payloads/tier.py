@@ -11,7 +11,9 @@ from typing import Any, Protocol
 from buffer_service.domain.command import Command
 from buffer_service.domain.ops import Buffer
 from buffer_service.store.transport.connection import StoreConnection
-from buffer_wire.errors import StoreUnavailable
+from buffer_wire.errors import RolloutBufferError
+from buffer_wire.payloads.keys import all_part_keys, part_keys, parts_of, portions, size_of, within
+from buffer_wire.resp.blocking import memory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +21,19 @@ class Deleted:
     """Keys whose deletion was answered, and why the others' was not."""
 
     keys: Sequence[str]
-    away: StoreUnavailable | None = None
+    away: RolloutBufferError | None = None
 
 
 class PayloadTier(Protocol):
     """The place of payloads. Its errors are those of the transport."""
+
+    async def write_part(self, part_key: str, body: Buffer) -> bool:
+        """Write a part of a payload as its pusher would have, to expire; False where there is one of that key."""
+        ...
+
+    async def read_part(self, part_key: str) -> Buffer | None:
+        """A part of a payload; None where it is gone."""
+        ...
 
     async def store_and_run(self, command: Command[Any]) -> Buffer:
         """Store a command's payloads, take over those that pushers wrote, and run the script that indexes them."""
@@ -54,17 +64,49 @@ class WithIndex:
             return await self._connection.run(command, command.arguments)
         return await self._connection.store_and_run(command)
 
+    async def write_part(self, part_key: str, body: Buffer) -> bool:
+        """See PayloadTier.write_part."""
+        return await self._connection.write(part_key, body)
+
+    async def read_part(self, part_key: str) -> Buffer | None:
+        """See PayloadTier.read_part."""
+        (body,) = await self._connection.fetch([part_key])
+        return body
+
     async def get(self, payload_keys: Sequence[str]) -> list[Buffer | None]:
         """See PayloadTier.get."""
-        return await self._connection.fetch(payload_keys)
+        bodies: list[Buffer | None] = []
+        for portion in portions(payload_keys):
+            if parts_of(portion[0]):
+                bodies.append(await self._joined(portion[0]))
+            else:
+                bodies += await self._connection.fetch(portion)
+        return bodies
+
+    async def _joined(self, payload_key: str) -> Buffer | None:
+        """A payload in parts as one; None where a part is gone, or has another size."""
+        whole, filled = memory_of(size_of(payload_key)), 0
+        for part in part_keys(payload_key):
+            body = await self.read_part(part.key)
+            if body is None or len(body) != part.size:
+                return None
+            whole[filled : filled + part.size] = body
+            filled += part.size
+        return whole
 
     async def part(self, payload_key: str, first: int, size: int) -> Buffer:
         """See PayloadTier.part."""
-        return await self._connection.fetch_part(payload_key, first, size)
+        found = bytearray()
+        for part, start, stop in within(payload_key, first, size):
+            piece = await self._connection.fetch_part(part.key, start, stop - start)
+            found += piece
+            if len(piece) < stop - start:
+                break
+        return found
 
     async def delete(self, run_id: str, payload_keys: Sequence[str]) -> Deleted:
         """See PayloadTier.delete."""
         del run_id  # one server keeps them all
         if payload_keys:
-            await self._connection.command("UNLINK", *payload_keys)
+            await self._connection.command("UNLINK", *all_part_keys(payload_keys))
         return Deleted(payload_keys)

@@ -2,8 +2,8 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {payload keys to be stored, {payload key, task id} of each that its pusher has written}
--- Replies {'staged', marks}, a mark for each that was written: 0 it has its group or waits for its deletion, and is not
---         staged; 1 it is staged now; 2 it was staged before
+-- Replies {'staged', marks}, a string with a digit for each that was written: 0 it has its group or waits for its
+--         deletion, and is not staged; 1 it is staged now; 2 it was staged before
 --       | {'error', 'unknown_run'}
 -- Complexity O(keys)
 
@@ -15,9 +15,8 @@ local to_store, written = unpack(unpack_msg(ARGV[1]), 1, 2)
 local layout = call('HGET', RUN, 'layout')
 if not layout then
   return refuse('unknown_run')
-elseif layout ~= '$SCHEMA_VERSION' then
-  error('rb-layout ' .. layout)
 end
+Run.check_layout(layout)
 local marks = {}
 for index, each in ipairs(written) do
   local payload, task = each[1], Tasks.load(each[2])
@@ -30,4 +29,4 @@ end
 for _, payload in ipairs(to_store) do
   Staging.stage(payload)
 end
-return reply('staged', marks)
+return reply('staged', table.concat(marks))

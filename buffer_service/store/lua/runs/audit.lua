@@ -1,0 +1,29 @@
+-- Puts payloads on trash that nothing names: what a server has brought back, or what an index has forgotten that lost
+-- its last writes. A payload that was there before this call is staged, on trash, or named by its task.
+--
+-- KEYS[1] rb:{R}:run
+-- ARGV[1] {{payload key, task id}, ...}: payloads that do not expire, and the tasks that their headers name
+--         ('': none)
+-- Replies {'audited', found} | {'error', 'unknown_run'}
+-- Complexity O(payloads)
+
+-- @include run
+-- @include tasks
+
+Run.relieve()
+local layout = call('HGET', RUN, 'layout')
+if not layout then
+  return refuse('unknown_run')
+end
+Run.check_layout(layout)
+local found = 0
+for _, each in ipairs(unpack_msg(ARGV[1])[1]) do
+  local payload, task_id = each[1], each[2]
+  if task_id ~= '' and not call('ZSCORE', key('staging'), payload) then
+    local task = Tasks.load(task_id)
+    if not task or task.body ~= payload and task.payload ~= payload then
+      found = found + call('SADD', key('trash'), payload)
+    end
+  end
+end
+return reply('audited', found)

@@ -1,0 +1,124 @@
+"""Audit of the servers that payloads lie on: what nothing names any more is deleted.
+
+A promoted replica may bring deleted payloads back, and an index that lost its last writes has forgotten some. Each term
+of a server as primary is looked through once a day, by one of all processes. A payload that does not expire was staged
+before that, so at any later moment it is staged, on trash or named by its task, or else nobody's. One whose bytes name
+no task is left alone.
+"""
+
+import asyncio
+import contextlib
+import re
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+import structlog
+
+from buffer_service.commands.groups import task_of
+from buffer_service.commands.replies import text
+from buffer_service.commands.staging import audit
+from buffer_service.domain import ops
+from buffer_service.store.calls import Calls
+from buffer_service.store.keys import audited_key, index_key
+from buffer_service.store.payloads.node import Line, Node
+from buffer_service.store.payloads.shards import Shards
+from buffer_service.store.payloads.tier import PayloadTier
+from buffer_service.store.transport.connection import StoreConnection
+from buffer_wire.codec import MalformedMessage, fields, read_varint
+from buffer_wire.errors import UnknownRun
+
+LOOKED_AT_ONCE = 1_000
+"""Keys that a server is asked for at once: it is held up for about a millisecond."""
+HEAD_BYTES = 1 << 10
+"""Bytes of a payload that are read for the task that its header names first."""
+EVERY_S = 86_400
+BEGUN_S = 600
+"""Time, in seconds, after which another process begins an audit again that did not end."""
+
+_KEY = re.compile(r"(?P<payload>rb:p:(?P<run>[^:]+):[0-9a-f]{32}:[0-9a-f]{16}:\d+(?::\d+)?)(?:\.\d+)?")
+"""A key of the store: a payload's own, or that of a part."""
+_TASK_ID, _LEASE_ID = 1, 3
+"""Numbers of fields of a group's header; these come first."""
+
+log = structlog.get_logger(__name__)
+
+
+class Audit:
+    """Audits of one process; `run` is called again and again."""
+
+    def __init__(self, index: StoreConnection, calls: Calls, shards: Shards, tier: PayloadTier) -> None:
+        self._index = index
+        self._calls = calls
+        self._shards = shards
+        self._tier = tier
+        self._ask_at: dict[str, float] = {}
+        """When to ask again whether a term's turn has come."""
+
+    async def run(self) -> int:
+        """Look through the servers whose turn it is; how many payloads were nobody's. Raises StoreFault."""
+        found = 0
+        for node in self._shards.nodes():
+            if node.tenure and node.away is None and await self._is_due(node.tenure):
+                found += await self.look_through(node)
+                await self._index.command("SET", audited_key(node.tenure), 1, "EX", EVERY_S)
+        return found
+
+    async def look_through(self, node: Node) -> int:
+        """Look through one server; how many payloads were nobody's. Raises StoreFault."""
+        found, cursor = 0, 0
+        while True:
+            (reply,) = await node.ask(Line.DELETIONS, [("SCAN", cursor, "MATCH", "rb:p:*", "COUNT", LOOKED_AT_ONCE)])
+            cursor = int(reply[0])
+            if keys := [text(bytes(key)) for key in reply[1]]:
+                found += await self._judge(node, keys)
+            if not cursor:
+                break
+        if found:
+            log.warning("payloads that nothing names are deleted", server=node.name, payloads=found)
+        return found
+
+    async def _is_due(self, tenure: str) -> bool:
+        if time.monotonic() < self._ask_at.get(tenure, 0.0):
+            return False
+        self._ask_at[tenure] = time.monotonic() + BEGUN_S
+        began = await self._index.command("SET", audited_key(tenure), 1, "NX", "EX", BEGUN_S)
+        return began is not None
+
+    async def _judge(self, node: Node, keys: Sequence[str]) -> int:
+        """Delete those of a server's keys that are nobody's; how many payloads they are of."""
+        ttls = await node.ask(Line.DELETIONS, [("PTTL", key) for key in keys])
+        whole = [_KEY.fullmatch(key) for key, ttl_ms in zip(keys, ttls, strict=True) if ttl_ms == -1]
+        by_run: defaultdict[str, set[str]] = defaultdict(set)
+        for match in whole:
+            if match is not None:
+                by_run[match["run"]].add(match["payload"])
+        found = 0
+        for run_id, payloads in by_run.items():
+            found += await self._judge_run(run_id, sorted(payloads))
+        return found
+
+    async def _judge_run(self, run_id: str, payloads: Sequence[str]) -> int:
+        heads = await asyncio.gather(*(self._tier.part(key, 0, HEAD_BYTES) for key in payloads))
+        try:
+            return await self._calls.call(audit(run_id, list(zip(payloads, map(_task_of, heads), strict=True))))
+        except UnknownRun:
+            if await self._index.command("EXISTS", index_key(run_id, "deleting")):
+                # Its deletion finds its payloads, and this is called again.
+                return 0
+            return len((await self._tier.delete(run_id, payloads)).keys)
+
+
+def _task_of(head: ops.Buffer) -> str:
+    """Task of a payload by the beginning of its bytes, as the store's tasks are named; empty: it says none."""
+    task_id = lease_id = ""
+    view = memoryview(head)
+    with contextlib.suppress(MalformedMessage, IndexError, UnicodeDecodeError):
+        size, at = read_varint(view, 1)
+        # Whatever is behind the first fields may be cut off.
+        for number, value in fields(view[at : at + size]):
+            if number == _TASK_ID and isinstance(value, memoryview):
+                task_id = str(value, "utf-8")
+            elif number == _LEASE_ID and isinstance(value, memoryview):
+                lease_id = str(value, "utf-8")
+    return task_of(task_id, lease_id)

@@ -1,0 +1,168 @@
+"""A primary of the cluster that payloads lie on: its connections, and what makes its writes safe.
+
+Invariants: a connection that is handed out leads to a primary that evicts nothing and serves its slots whatever becomes
+of the others. A write counts once the replicas that are asked for have it, and the append-only file where there is one.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+import structlog
+
+from buffer_service.commands.replies import text
+from buffer_service.store.address import Address
+from buffer_service.store.primary import NAMED_TIMEOUT_S, Primary
+from buffer_service.store.suitability import fields_of
+from buffer_service.store.transport.exchange import Exchange
+from buffer_service.store.transport.link import Link
+from buffer_service.store.transport.refusals import Refusals
+from buffer_service.store.transport.replication import Waits, Wanted
+from buffer_service.store.transport.shared_calls import SharedCalls
+from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
+from buffer_wire.resp.encoding import Parts
+from buffer_wire.resp.errors import ConnectionLost, ReplyError
+from buffer_wire.resp.protocol import RespConnection
+
+BRIEF_S = 2.0
+"""Longest wait, in seconds, for the answer to a deletion: another one comes soon."""
+AWAY_S = 1.0
+"""Time, in seconds, for which deletions do not try a node again that could not be reached."""
+
+COVERAGE = "cluster-require-full-coverage"
+
+log = structlog.get_logger(__name__)
+
+
+class NotSent(Exception):
+    """The node could not be reached: nothing was sent."""
+
+    def __init__(self, failure: StoreUnavailable) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Line(Enum):
+    """What a connection is for: large bodies would hold others up."""
+
+    WRITES = "writes"
+    READS = "reads"
+    DELETIONS = "deletions"
+
+
+class Node:
+    """One primary."""
+
+    def __init__(self, address: Address, timeout_s: float) -> None:
+        self.name = address.shown
+        self.tenure = ""
+        """Term of the server as primary, as of the newest answer; empty before."""
+        self._primary = _ClusterPrimary(address)
+        self._refusals = Refusals(self.name, embedded=False)
+        exchange = Exchange(self._primary, self._refusals, timeout_s)
+        brief = Exchange(self._primary, self._refusals, BRIEF_S)
+        self._lines = {line: (Link(self._primary), brief if line is Line.DELETIONS else exchange) for line in Line}
+        self._control = Link(self._primary)
+        self._exchange = exchange
+        self._waits = Waits(self.name, lambda: exchange.over(Link(self._primary)))
+        self._appended = SharedCalls(self._ask_whether_appended)
+        self._away: tuple[float, StoreUnavailable] | None = None
+
+    @property
+    def away(self) -> StoreUnavailable | None:
+        """Why the node cannot be reached, as far as the last try says; None when it could."""
+        return self._away[1] if self._away is not None else None
+
+    async def request(self, line: Line, commands: Sequence[Parts]) -> tuple[list[Any], RespConnection]:
+        """Replies to commands, error replies among them, and the connection that they came over.
+
+        Raises NotSent, and StoreUnavailable when it is not known what ran; StoreUnsuitable.
+        """
+        link, exchange = self._lines[line]
+        if line is Line.DELETIONS and self._away is not None and self._away[0] > time.monotonic():
+            raise NotSent(self._away[1])
+        try:
+            connection = await link.get()
+        except StoreUnavailable as error:
+            self._away = time.monotonic() + AWAY_S, error
+            raise NotSent(error) from error
+        self.tenure = connection.tenure
+        try:
+            replies, at = await exchange.commands(link, commands)
+        except StoreUnavailable as error:
+            self._away = time.monotonic() + AWAY_S, error
+            raise
+        self._away = None
+        return replies, at
+
+    async def ask(self, line: Line, commands: Sequence[Parts]) -> list[Any]:
+        """Replies to commands. Raises StoreFault, for an error reply too."""
+        try:
+            replies, _ = await self.request(line, commands)
+        except NotSent as error:
+            raise error.failure from error
+        return [self.checked(reply) for reply in replies]
+
+    async def look(self) -> None:
+        """See whether it answers. Raises StoreUnavailable, StoreUnsuitable."""
+        await self.ask(Line.DELETIONS, [("PING",)])
+
+    async def keep(self, wanted: Wanted, at: RespConnection) -> None:
+        """Wait until what was written over a connection is where it must be.
+
+        Raises NotReplicated, StoreOutOfDisk, StoreUnavailable.
+        """
+        if wanted.replicas:
+            await self._waits.wait(wanted, at.server)
+        if at.appends and await self._appended.answer() != at.server:
+            raise StoreUnavailable(self.name, "it was started anew between a write and the look whether it is appended")
+
+    def checked(self, reply: Any) -> Any:  # noqa: ANN401 - replies are of any type
+        """The reply. Raises the error that an error reply stands for."""
+        return self._refusals.checked(reply)
+
+    def end(self, why: str) -> None:
+        """End its connections."""
+        self._primary.end(why)
+
+    async def _ask_whether_appended(self) -> str:
+        """See transport/confirmation.py."""
+        (reply,), at = await self._exchange.commands(self._control, [("PING",)])
+        self._refusals.checked(reply)
+        return at.server
+
+
+class _ClusterPrimary(Primary):
+    """A primary that says it is one of a cluster, with settings that lose nothing."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address, connect_timeout_s=NAMED_TIMEOUT_S)
+
+    async def connect(self, on_push: Callable[[Any], None] | None = None) -> RespConnection:
+        """See Primary.connect. Raises StoreUnsuitable too for a server with other settings."""
+        connection = await super().connect(on_push)
+        try:
+            async with asyncio.timeout(NAMED_TIMEOUT_S):
+                await self._check(connection)
+        except BaseException as error:
+            connection.abort("it is not used")
+            if isinstance(error, (TimeoutError, ConnectionLost)):
+                raise StoreUnavailable(self.address.shown, str(error) or "no answer in time") from error
+            raise
+        return connection
+
+    async def _check(self, connection: RespConnection) -> None:
+        shown = self.address.shown
+        role, info, coverage = await connection.request([("ROLE",), ("INFO", "cluster"), ("CONFIG", "GET", COVERAGE)])
+        if text(role[0]) != "master":
+            raise StoreUnavailable(shown, f"it serves no slots: its role is {text(role[0])}")
+        if fields_of(info).get("cluster_enabled") != "1":
+            raise StoreUnsuitable(shown, "it does not run in cluster mode")
+        if isinstance(coverage, ReplyError) or not coverage:
+            log.warning("a server of payloads does not tell a setting, which has to be no", server=shown, name=COVERAGE)
+        elif text(coverage[1]) != "no":
+            raise StoreUnsuitable(
+                shown, f"{COVERAGE} is {text(coverage[1])}: with one shard all payloads would be away; set it to no"
+            )
