@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from buffer_service.commands.replies import pack, text
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command, Fields
-from buffer_wire.payloads.keys import new_nonce, payload_key
+from buffer_wire.payloads.keys import new_nonce, part_count, payload_key
 from buffer_wire.revision import NO_REVISION, Revision
 
 NO_HEAD = -1
@@ -70,7 +70,8 @@ def give_back(
     for given in returns:
         key = ""
         if given.partial_rollout:
-            key = payload_key(run_id, new_nonce(), given.checksum, len(given.partial_rollout))
+            size = len(given.partial_rollout)
+            key = payload_key(run_id, new_nonce(), given.checksum, size, part_count(size))
             payloads.append((key, given.partial_rollout))
         head = given.head or ops.WeightVersion(0, NO_HEAD)
         packed.append((given.lease_id, given.kind.value, given.error, key, head.term, head.version, given.tokens))

@@ -116,6 +116,14 @@ class RunStore(Protocol):
         """Bytes [first, first + size) of a stored body, as far as it goes; empty when it is gone."""
         ...
 
+    async def write_part(self, part_key: str, body: ops.Buffer) -> bool:
+        """Write a part of a payload that a push is to name; it expires. False where there is one of that key."""
+        ...
+
+    async def read_part(self, part_key: str) -> ops.Buffer | None:
+        """A part of a payload; None where it is gone."""
+        ...
+
     def payload_place(self) -> ops.StorePlace:
         """Place of the payloads: where the service reaches the store at present."""
         ...

@@ -33,6 +33,7 @@ from buffer_service.rules.totals import (
 )
 from buffer_service.rules.transitions import GROUP_TRANSITIONS, TASK_TRANSITIONS, GroupState, TaskState
 from buffer_service.store.keys import SCHEMA_VERSION
+from buffer_wire.payloads import keys
 
 LUA = Path(__file__).parent / "lua"
 
@@ -129,6 +130,7 @@ def constants() -> dict[str, int]:
         "EVICTED_AT_ONCE": groups.PORTION,
         "REMEMBERED_TASKS": groups.REMEMBERED_TASKS,
         "UNPUSHED_MS": groups.UNPUSHED_MS,
+        "PART_BYTES": keys.PART_BYTES,
         "WINDOW_VERSIONS": WINDOW_VERSIONS,
         **{f"G_{name.upper()}": place for place, name in enumerate(RECORD, 1)},
         **{f"P_{name.upper()}": place for place, name in enumerate(PUSHED, 1)},

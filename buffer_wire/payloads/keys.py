@@ -91,6 +91,17 @@ def part_keys(key: str) -> list[Part]:
     return [Part(f"{key}.{index}", min(PART_BYTES, size - index * PART_BYTES)) for index in range(count)]
 
 
+def within(key: str, first: int, size: int) -> list[tuple[Part, int, int]]:
+    """Parts that have the bytes [first, first + size) of a payload, each with the ends of these within itself."""
+    found, at, stop = [], 0, first + size
+    for part in part_keys(key):
+        start, end = max(first - at, 0), min(stop - at, part.size)
+        if start < end:
+            found.append((part, start, end))
+        at += part.size
+    return found
+
+
 def all_part_keys(payload_keys: Iterable[str]) -> list[str]:
     """Keys of the store under which these payloads lie."""
     return [part.key for key in payload_keys for part in part_keys(key)]
@@ -105,12 +116,12 @@ def is_key_of(run_id: str, key: str) -> bool:
 
 
 def portions(payload_keys: Sequence[str], most_bytes: int = PORTION_BYTES) -> list[Sequence[str]]:
-    """The keys split so that each portion's payloads stay below so many bytes (or are one payload)."""
+    """The keys split so that each portion's payloads stay below so many bytes, or are one. One in parts is alone."""
     split: list[Sequence[str]] = []
     first, size = 0, 0
     for index, key in enumerate(payload_keys):
         size += size_of(key)
-        if size > most_bytes and index > first:
+        if index > first and (size > most_bytes or parts_of(key) or parts_of(payload_keys[first])):
             split.append(payload_keys[first:index])
             first, size = index, size_of(key)
     if first < len(payload_keys):

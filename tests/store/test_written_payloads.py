@@ -1,5 +1,8 @@
-"""Pushes of groups that their pushers have written to the store: whose the payload is after each outcome."""
+"""Pushes of groups that their pushers have written to the store, whole and in parts: whose the payload is after each
+outcome.
+"""
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -7,16 +10,29 @@ import pytest
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction
+from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import StoreOutOfMemory, StoreRolledBack
+from buffer_wire.payloads import keys
 from tests.store.driver import Run
 from tests.store.test_evaluations import lease, submit
+from tests.support.small_parts import parts_of_bytes
+from tests.support.store_server import StoreServer
 
 BLOCK, REJECT, DROP = OverflowAction.BLOCK, OverflowAction.REJECT, OverflowAction.DROP_OLDEST
 
 
+@pytest.fixture(params=[keys.PART_BYTES, 3], ids=["whole", "in parts"])
+async def run(request: pytest.FixtureRequest, server: StoreServer) -> AsyncIterator[Run]:
+    server.flush()
+    with parts_of_bytes(request.param):
+        store = await RedisRunStore.connect(server.url, timeout_s=10)
+        yield Run(store)
+        await store.close()
+
+
 async def stays(run: Run, written: ops.NewGroup) -> bool | None:
     """True where the payload stays, False where it expires; None: it is not there."""
-    ttl = await run.command("PTTL", run.key_of(written))
+    (ttl,) = {min(0, await run.command("PTTL", key)) for key in run.part_keys_of(written)}
     return None if ttl == -2 else ttl == -1
 
 
@@ -59,7 +75,7 @@ async def test_what_is_not_there_is_missing_and_nothing_is_accepted(run: Run) ->
     await run.create(overflow_action=DROP)
     await run.fill("x", "y")
     written = await run.write(run.group("a"))
-    await run.command("UNLINK", run.key_of(written))
+    await run.command("UNLINK", run.part_keys_of(written)[-1])
     before = await run.view()
     assert await run.push_kinds(written) == ["payload_missing"]
     # Nothing was dropped for it either.
@@ -100,7 +116,7 @@ async def test_a_payload_is_never_that_of_two_groups(run: Run) -> None:
 
 
 async def test_what_is_not_needed_is_deleted_with_the_answer(run: Run) -> None:
-    await run.create(filter_equal_rewards=True, max_queued_bytes=1 << 20)
+    await run.create(filter_equal_rewards=True, max_queued_tokens=1_000)
     await run.submit("t")
     grant = await run.one_lease()
     await run.push(run.group(grant), run.group("a"))
@@ -109,7 +125,7 @@ async def test_what_is_not_needed_is_deleted_with_the_answer(run: Run) -> None:
         "closed": run.group(grant, lease_id="", incarnation=grant.incarnation),
         "unknown_lease": run.group("z", lease_id="z/0/1"),
         "filtered": run.group("f", rewards=(1.0, 1.0)),
-        "invalid": run.group("v", size=2 << 20),
+        "invalid": run.group("v", tokens=2_000),
     }
     for outcome, group in groups.items():
         written = await run.write(group, bytes(group.facts.size_bytes))
@@ -137,10 +153,11 @@ async def test_who_meets_a_full_queue_keeps_the_payload_for_the_next_try(run: Ru
     await run.create(overflow_action=REJECT)
     await run.fill("x", "y")
     written = await run.write(run.group("z", b"kept"))
-    await run.command("PEXPIRE", run.key_of(written), 5_000)
+    for key in run.part_keys_of(written):
+        await run.command("PEXPIRE", key, 5_000)
     assert await run.push_kinds(written) == ["rejected_full"]
     # As long again as if it were new.
-    assert await run.command("PTTL", run.key_of(written)) > 5_000
+    assert all([await run.command("PTTL", key) > 5_000 for key in run.part_keys_of(written)])
     await run.batch(0)
     assert await run.push_kinds(written) == ["queued"]
     await run.fill("w")
@@ -216,7 +233,7 @@ async def test_room_that_takes_several_calls_leaves_the_payloads_to_their_groups
     await run.fill(*(f"x{i}" for i in range(400)))
     written = await run.write(run.group("large", b"large", tokens=4_000))
     lost = await run.write(run.group("lost"))
-    await run.command("UNLINK", run.key_of(lost))
+    await run.command("UNLINK", *run.part_keys_of(lost))
     small = run.group("relayed", b"relayed", tokens=0)
     assert await run.push_kinds(written, small, lost) == ["queued", "queued", "payload_missing"]
     assert await run.queue() == ["large/0", "relayed/0"]
@@ -260,7 +277,7 @@ async def test_the_result_of_an_evaluation_stays(run: Run) -> None:
     await run.create()
     await submit(run, count=2)
     kept, lost = [await run.write(run.group(grant, samples=1)) for grant in await lease(run)]
-    await run.command("UNLINK", run.key_of(lost))
+    await run.command("UNLINK", *run.part_keys_of(lost))
     for _ in range(2):
         assert await run.push_kinds(kept, lost) == ["recorded", "payload_missing"]
     assert await stays(run, kept) is True

@@ -140,6 +140,8 @@ class NewGroup:
     """Checksum of its header and payload, which its payload key names."""
     nonce: bytes = b""
     """Nonce of its payload key; empty: one is drawn."""
+    parts: int = 0
+    """Parts in which its payload lies; 0: it lies under its key alone."""
     outcome: Pushed | None = None
     """Outcome of the last try. Whoever has groups pushed sets it, and lets the body go once the store has it."""
 

@@ -14,6 +14,7 @@ from buffer_wire.codec import fields as wire_fields
 from buffer_wire.enums import members, numbers
 from buffer_wire.errors import InvalidField
 from buffer_wire.messages import message_of
+from buffer_wire.payloads.keys import size_of
 from rollout_buffer.v1 import inspect_pb2 as pb
 
 MAX_PAGE, USUAL_PAGE = 256, 100
@@ -98,8 +99,7 @@ def to_task(task: ins.TaskFacts) -> pb.TaskInfo:
     return message_of(
         pb.TaskInfo,
         task,
-        # A payload's key ends in its size.
-        partial_rollout_bytes=int(task.payload_key.rpartition(":")[2] or 0),
+        partial_rollout_bytes=size_of(task.payload_key) if task.payload_key else 0,
         group_id=f"{task.task_id}/{task.incarnation}" if task.accepted_attempt >= 0 else "",
         place=_PLACES[task.place],
         not_before_ms=_if_any(task.not_before_ms),

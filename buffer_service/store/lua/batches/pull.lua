@@ -93,8 +93,9 @@ if refusal then
   return refusal
 end
 -- Whoever began to gather the micro-batch has decided what it is, as if the micro-batch were closed.
-local its_version, its_groups, its_world_size
+local its_version, its_groups
 if state.gathered then
+  local its_world_size
   its_version, its_groups, its_world_size = Gathering.terms()
   if not its_version or not is_open and its_version < state.version then
     Gathering.give_back(ctx)

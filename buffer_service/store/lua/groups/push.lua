@@ -266,8 +266,8 @@ local function push(group)
   return not filter and (missing(group) or make_room(group, task, attempt)) or accept(group, task, attempt, filter)
 end
 
-local outcomes, settled, outcome, is_repeat = {}, {}, nil, nil
-ctx.written = {}
+local outcomes, outcome, is_repeat = {}, nil, nil
+ctx.written, ctx.settled = {}, {}
 for index, group in ipairs(groups) do
   local payload, is_written = group[P_PAYLOAD], group[P_STORED] == 1
   group.is_there = PAYLOADS_APART == 1 and (not ARGV[2] or string.sub(ARGV[2], index, index) == '1')
@@ -276,11 +276,12 @@ for index, group in ipairs(groups) do
     outcome, is_repeat = push(group)
   end
   outcomes[index] = outcome
+  Run.mark_parts(payload)
   if is_written and not is_repeat then
     ctx.written[#ctx.written + 1] = {group, outcome}
   end
   if outcome ~= 'blocked' and outcome ~= 'more' then
-    settled[#settled + 1] = payload
+    ctx.settled[#ctx.settled + 1] = payload
     if counters[outcome] and not Evaluations.has_task(group[P_LEASE_ID]) then
       Run.count(ctx, counters[outcome], 1)
     end
@@ -298,7 +299,7 @@ end
 if #ctx.written > 0 then
   Run.write_kept_back(ctx)
 end
-Staging.unstage(settled)
+Staging.unstage(ctx.settled)
 for _, each in ipairs(ctx.written) do
   Staging.settle(ctx, each[1], each[2])
 end

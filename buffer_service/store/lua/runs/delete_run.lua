@@ -15,24 +15,16 @@ local VICTIMS = 256
 
 local DELETING, TRASH = key('deleting'), key('trash')
 
--- As in Run, for a record under either name.
-local function check_layout(at)
-  local layout = call('HGET', at, 'layout')
-  if layout ~= '$SCHEMA_VERSION' then
-    error('rb-layout ' .. tostring(layout))
-  end
-end
-
 call('HDEL', DELETING, '')
 if request[1] == 1 and call('EXISTS', RUN) == 1 then
-  check_layout(RUN)
+  Run.check_layout(call('HGET', RUN, 'layout'))
   call('RENAME', RUN, DELETING)
   call('PUBLISH', key('notify'), 'evaluations,groups,results,space,tasks,weights')
 end
 if call('EXISTS', DELETING) == 0 then
   return refuse('unknown_run')
 end
-check_layout(DELETING)
+Run.check_layout(call('HGET', DELETING, 'layout'))
 
 local left = VICTIMS
 

@@ -37,6 +37,9 @@ if refusal then
   return refusal
 end
 
+for _, payload in ipairs(payloads) do
+  Run.mark_parts(payload)
+end
 local outcomes = {}
 for index, given in ipairs(returns) do
   local lease_id, how, why, payload, head_term, head, tokens = unpack(given, 1, 7)

@@ -7,6 +7,7 @@
 -- taken over, and what is not needed goes to trash; the service deletes it, with the answer where it can.
 
 -- @include keys
+-- @include parts
 
 local Staging = {}
 
@@ -14,7 +15,7 @@ function Staging.delete(payload)
   if PAYLOADS_APART == 1 then
     call('SADD', key('trash'), payload)
   else
-    call('UNLINK', payload)
+    Parts.each('UNLINK', payload)
   end
 end
 
@@ -30,7 +31,7 @@ function Staging.has(group)
   if PAYLOADS_APART == 1 then
     return group.is_there and call('ZSCORE', key('staging'), payload)
   end
-  return group[P_STORED] == 1 and call('STRLEN', payload) == group[P_SIZE_BYTES] and call('PTTL', payload) >= 0
+  return group[P_STORED] == 1 and Parts.are_unpushed(payload, group[P_SIZE_BYTES])
     or call('ZSCORE', key('staging'), payload)
 end
 
@@ -40,11 +41,11 @@ function Staging.settle(ctx, group, outcome)
   local payload = group[P_PAYLOAD]
   if outcome == 'queued' or outcome == 'recorded' or outcome == 'blocked' then
     if PAYLOADS_APART == 0 then
-      call('PERSIST', payload)
+      Parts.each('PERSIST', payload)
     end
   elseif outcome == 'rejected_full' then
     if PAYLOADS_APART == 0 then
-      call('PEXPIRE', payload, UNPUSHED_MS)
+      Parts.each('PEXPIRE', payload, UNPUSHED_MS)
     else
       -- It does not expire any more: its next try finds it staged, or the sweep does.
       call('ZADD', key('staging'), format('%d', ctx.now), payload)

@@ -19,6 +19,7 @@
 
 -- @include reply
 -- @include keys
+-- @include parts
 
 local Run = {}
 
@@ -62,18 +63,31 @@ function Run.read_clock(ctx)
   end
 end
 
+-- Ends the script where a record's field `layout` is none that this service knows. An error and no reply: wherever this
+-- is called from, nothing comes after it.
+function Run.check_layout(found)
+  if found ~= '$SCHEMA_VERSION' and found ~= '$SCHEMA_VERSIONp' then
+    error('rb-layout ' .. tostring(found))
+  end
+end
+
+-- Gives a run that has payloads in parts the layout that says so: services of 0.1.0, which know no parts and would take
+-- the payload for lost, refuse it.
+function Run.mark_parts(payload)
+  local _, count = Parts.of(payload)
+  if count > 0 then
+    call('HSET', RUN, 'layout', '$SCHEMA_VERSIONp')
+  end
+end
+
 -- Loads policy, state and ledger; false when there is no such run. Ends the script where the record's field `layout`
--- names another version than ours.
+-- names one that is not ours.
 function Run.load(ctx)
   local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed', 'layout', 'lag', 'secret')
   if not raw[2] then
     return false
   end
-  -- A service of another version has taken the run over. An error and no reply: wherever this is called from, nothing
-  -- comes after it.
-  if raw[6] ~= '$SCHEMA_VERSION' then
-    error('rb-layout ' .. tostring(raw[6]))
-  end
+  Run.check_layout(raw[6])
   ctx.policy, ctx.state, ctx.ledger = unpack_msg(raw[1]), unpack_msg(raw[2]), unpack_msg(raw[3])
   ctx.stored_now, ctx.stored_lag, ctx.secret = tonumber(raw[4]), tonumber(raw[7] or 0), raw[8]
   ctx.lag = ctx.stored_lag

@@ -85,12 +85,12 @@ function Tasks.grant_of(task_id, task)
   return {task_id, task.incarnation, task.attempt, spec, task.payload, task_id, {}}
 end
 
--- Bytes of the payloads that a lease of the task carries. A payload key ends in its payload's size.
+-- Bytes of the payloads that a lease of the task carries.
 function Tasks.lease_bytes(task_id, task)
   if task.evaluation then
     return task.spec_bytes
   end
-  return call('HSTRLEN', key('specs'), task_id) + (tonumber(string.match(task.payload, '%d+$')) or 0)
+  return call('HSTRLEN', key('specs'), task_id) + (Parts.of(task.payload) or 0)
 end
 
 function Tasks.trash(payload)
