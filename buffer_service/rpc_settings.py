@@ -18,6 +18,7 @@ class RpcSettings:
     tls_key: Path | None
     tls_client_ca: Path | None
     admin_client_ca: Path | None
+    payload_store: str = field(repr=False)
     store_ca: Path | None
     max_message_bytes: int
     max_streams: int

@@ -90,9 +90,12 @@ class Settings(BaseSettings):
     store: str = ""
     """redis://, rediss://, unix:// or redis+sentinel://host:port,…/service URL of a Redis or Valkey that runs already;
     empty: the embedded one."""
+    payload_store: str = ""
+    """redis+cluster://host:port,… or rediss+cluster:// URL of a Valkey or Redis Cluster for payloads; empty: they lie
+    in the store, beside what decides. It may change while there is no run."""
     store_ca: Path | None = None
-    """PEM file of the authorities of a rediss:// store and its Sentinels; default: the system's. Read again for every
-    connection."""
+    """PEM file of the authorities of a rediss:// store, its Sentinels and a payload store; default: the system's. Read
+    again for every connection."""
     store_binary: str = ""
     """Path of valkey-server or redis-server for the embedded store.
 
@@ -161,7 +164,9 @@ class Settings(BaseSettings):
         for name in ("tls_client_ca", "admin_client_ca"):
             if getattr(self, name) is not None and self.tls_cert is None:
                 raise ValueError(f"{name} asks clients for certificates, which needs tls_cert and tls_key")
-        if self.store_ca is not None and not self.store.startswith(("rediss", "valkeys")):
+        if self.store_ca is not None and not any(
+            store.startswith(("rediss", "valkeys")) for store in (self.store, self.payload_store)
+        ):
             raise ValueError("store_ca is for a store with TLS: its address has to begin with rediss or valkeys")
         self._check_payloads()
         if self.insecure or (self.tokens_file is not None and self.tls_cert is not None):
@@ -204,6 +209,7 @@ class Settings(BaseSettings):
         """Settings as JSON values, passwords replaced by ***."""
         values = self.model_dump(mode="json")
         values["store"] = redact_url(self.store) or "embedded"
+        values["payload_store"] = redact_url(self.payload_store)
         for name in ("payload_writer", "payload_reader"):
             values[name] = re.sub(r":.*", ":***", str(values[name]), flags=re.DOTALL)
         return values

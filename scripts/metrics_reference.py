@@ -77,7 +77,13 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("pushed_groups", "outcome"): tuple(kind for kind in PushKind if kind not in OF_RESULTS),
     ("evaluation_leases_ended", "outcome"): EVALUATION_OUTCOMES,
     # `claim` is part of the call that comes after it.
-    ("store_call_seconds", "operation"): (*sorted(load_scripts().keys() - {"claim"}), "fetch", "command"),
+    ("store_call_seconds", "operation"): (
+        *sorted(load_scripts().keys() - {"claim"}),
+        "fetch",
+        "put",
+        "delete",
+        "command",
+    ),
     ("store_errors", "kind"): STORE_ERRORS,
     ("security_file_broken", "file"): ("tokens", "certificates"),
 }

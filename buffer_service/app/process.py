@@ -63,6 +63,7 @@ async def serve(assignment: Assignment) -> None:
         embedded=assignment.embedded,
         recent_bytes=settings.recent_bytes,
         meter=calls,
+        payload_store=settings.payload_store,
     )
     try:
         rpc = build(settings, store, registry, doors.gate)

@@ -189,6 +189,10 @@ class RedisRunStore:
 
     def payload_place(self) -> ops.StorePlace:
         """Place of the payloads: where the service reaches the store at present."""
+        if self._shards is not None:
+            # Clients are told of no shards yet: they relay.
+            address = self._shards.address
+            return ops.StorePlace(address.shown, "", "", 0, address.tls, 0)
         return self._connection.primary.place()
 
     async def payload_user(self, run_id: str, direction: ops.Direction, noted: ops.NotedClient) -> ops.StoreUser:

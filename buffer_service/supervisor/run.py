@@ -65,9 +65,13 @@ async def serve(settings: Settings) -> None:
             tasks.create_task(admin.serve_on(admin_listener))
             try:
                 kept_store = await unless(stop, stack.enter_async_context(ServiceStore(settings)))
-                store = await unless(
-                    stop, RedisRunStore.connect(kept_store.url, ca=settings.store_ca, embedded=not settings.store)
+                connecting = RedisRunStore.connect(
+                    kept_store.url,
+                    ca=settings.store_ca,
+                    embedded=not settings.store,
+                    payload_store=settings.payload_store,
                 )
+                store = await unless(stop, connecting)
                 stack.push_async_callback(store.close)
                 service = Service(settings, doors, data_dir, address, kept_store, store)
                 front.open(service.admin_page())

@@ -10,7 +10,9 @@ T = TypeVar("T")
 
 
 class CallMeter(Protocol):
-    """Meter of calls, by the name of the script, or `fetch` (payloads) or `command` (any single command)."""
+    """Meter of calls, by the name of the script, or `fetch`, `put` or `delete` (payloads) or `command` (any single
+    command).
+    """
 
     def took(self, operation: str, seconds: float) -> None:
         """A call ended after so long, in whatever way."""
