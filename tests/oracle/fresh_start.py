@@ -10,6 +10,7 @@ from tests.oracle.state import RunState
 SHARE = 8
 PATIENCE = 2
 MOST_MS = 600_000
+GROWTH_MS = 10
 
 
 def learn(run: RunState, report: EngineReport) -> None:
@@ -20,7 +21,8 @@ def learn(run: RunState, report: EngineReport) -> None:
     before, now = run.timeline.effective(said.loaded), run.timeline.effective(report.loaded)
     lag = run.now - snapshots[-1]
     if before < run.published.version == now and lag <= MOST_MS:
-        run.engines.load_lags[report.engine_id] = lag
+        last = run.engines.load_lags.get(report.engine_id, MOST_MS)
+        run.engines.load_lags[report.engine_id] = min(lag, 2 * last + GROWTH_MS)
 
 
 def is_due(run: RunState, ask: LeaseAsk) -> bool:

@@ -69,13 +69,30 @@ async def test_an_eighth_of_a_period_is_waited_for(run: Run) -> None:
     assert not (await ask(run, 1)).grants
 
 
-async def test_the_last_load_counts(run: Run) -> None:
+async def load_slowly(run: Run, version: int) -> None:
+    await run.pass_ms(PERIOD_MS // 2)
+    await say(run, version)
+    await run.pass_ms(PERIOD_MS // 2)
+    await run.publish(version + 1)
+
+
+async def test_one_slow_load_turns_nothing_off_and_two_do(run: Run) -> None:
     await begin(run)
-    await run.pass_ms(PERIOD_MS // 2)
-    await say(run, 2)
-    await run.pass_ms(PERIOD_MS // 2)
-    await run.publish(3)
-    assert (await ask(run, 2)).grants
+    await load_slowly(run, 2)
+    assert not (await ask(run, 2)).grants
+    await load_slowly(run, 3)
+    assert (await ask(run, 3)).grants
+
+
+async def test_a_quick_load_after_slow_ones_turns_it_on_again(run: Run) -> None:
+    await begin(run)
+    for version in (2, 3):
+        await load_slowly(run, version)
+    await run.pass_ms(LOAD_MS)
+    await say(run, 4)
+    await run.pass_ms(PERIOD_MS - LOAD_MS)
+    await run.publish(5)
+    assert not (await ask(run, 4)).grants
 
 
 async def test_after_a_change_of_the_policy_the_time_between_publishes_is_not_known_and_nobody_waits(run: Run) -> None:

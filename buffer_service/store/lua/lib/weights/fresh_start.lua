@@ -10,6 +10,8 @@ local FreshStart = {}
 -- last one.
 FreshStart.SHARE = 8
 FreshStart.PATIENCE = 2
+-- A lag may grow to so many ms more than twice the one before: one slow load turns nothing off.
+FreshStart.GROWTH_MS = 10
 -- Longest lag, in ms, that counts as a load; an engine that was away for longer says nothing of the next one.
 FreshStart.MOST_MS = 600000
 
@@ -33,7 +35,9 @@ function FreshStart.learn(ctx, engine_id, said, report)
   end
   local published_at = FreshStart.publishes(ctx)
   if published_at and ctx.now - published_at <= FreshStart.MOST_MS then
-    call('HSET', key('load_lags'), engine_id, format('%d', ctx.now - published_at))
+    local last = tonumber(call('HGET', key('load_lags'), engine_id) or FreshStart.MOST_MS)
+    local lag = math.min(ctx.now - published_at, 2 * last + FreshStart.GROWTH_MS)
+    call('HSET', key('load_lags'), engine_id, format('%d', lag))
   end
 end
 
