@@ -176,9 +176,10 @@ def _split_unusual(body: memoryview) -> tuple[memoryview, memoryview, groups_pb2
     return parts[1], parts[2], group.stored if group.HasField("stored") else None
 
 
-def join_group(header: groups_pb2.GroupHeader, *payload: Buffer) -> list[Buffer]:
-    """The pieces of a serialized Group, whose payload is given in pieces; `b"".join` them, or pass them on."""
-    return [group_head(header.SerializeToString(), sum(map(len, payload))), *payload]
+def join_group(header: groups_pb2.GroupHeader | bytes, *payload: Buffer) -> list[Buffer]:
+    """The pieces of a serialized Group of a header, serialized or not, and a payload in pieces; nothing is copied."""
+    serialized = header if isinstance(header, bytes) else header.SerializeToString()
+    return [group_head(serialized, sum(map(len, payload))), *payload]
 
 
 def group_head(header: Buffer, payload_bytes: int) -> bytes:
@@ -233,6 +234,51 @@ def join_push(run: common_pb2.RunRef, sequence: int, groups: Iterable[Sequence[B
         parts.append(_len_field(3, sum(len(piece) for piece in pieces)))
         parts.extend(pieces)
     return b"".join(parts)
+
+
+# ── parts of payloads ──
+
+
+class WrittenPart(NamedTuple):
+    """A WritePayloadRequest taken apart; the first of a stream names run and payload."""
+
+    run: common_pb2.RunRef
+    payload_key: str
+    part: Buffer
+
+
+def join_written_part(run: common_pb2.RunRef | None, payload_key: str, part: Sequence[Buffer]) -> bytes:
+    """A serialized WritePayloadRequest of a part in pieces. One copy in all."""
+    head = run.SerializeToString() if run is not None else b""
+    named = [_len_field(1, len(head)), head] if head else []
+    return b"".join([*named, *_text_field(2, payload_key), _len_field(3, sum(map(len, part))), *part])
+
+
+def split_written_part(message: Buffer) -> WrittenPart:
+    """Take a serialized WritePayloadRequest apart. Raises MalformedMessage."""
+    run, payload_key, part = common_pb2.RunRef(), "", _EMPTY
+    for number, value in fields(memoryview(message)):
+        if number == 1 and isinstance(value, memoryview):
+            run = _parse(common_pb2.RunRef, value)
+        elif number == 2 and isinstance(value, memoryview):
+            payload_key = bytes(value).decode("utf-8", "replace")
+        elif number == 3 and isinstance(value, memoryview):
+            part = value
+    return WrittenPart(run, payload_key, part)
+
+
+def join_read_part(part: Buffer) -> bytes:
+    """A serialized ReadPayloadResponse. One copy in all."""
+    return b"".join((_len_field(1, len(part)), part))
+
+
+def split_read_part(message: Buffer) -> Buffer:
+    """The part of a serialized ReadPayloadResponse. Raises MalformedMessage."""
+    part = _EMPTY
+    for number, value in fields(memoryview(message)):
+        if number == 1 and isinstance(value, memoryview):
+            part = value
+    return part
 
 
 # ── batches ──────────────────────────────────────────────────────────────────

@@ -319,17 +319,19 @@ def _turn_finish(code: int) -> FinishReason | None:
 
 
 def _add_sample(header: groups_pb2.GroupHeader, sample: SampleProgress, prompt: int, reward: float) -> None:
-    # Messages that are made in their place take a third of the time of those that are made and copied there.
-    wire = header.samples.add(
-        tokens=prompt + len(sample),
-        prompt_len=prompt,
-        loss_tokens=sample.generated,
-        reward=reward,
-        finish_reason=_WIRE_FINISH.get(sample.finish or "", groups_pb2.FINISH_REASON_ABORTED),
-    )
+    # Messages made in their place take a third of the time of those made and copied there; fields set one by one take
+    # less than keywords.
+    wire = header.samples.add()
+    wire.tokens = prompt + len(sample)
+    wire.prompt_len = prompt
+    wire.loss_tokens = sample.generated
+    wire.reward = reward
+    wire.finish_reason = _WIRE_FINISH.get(sample.finish or "", groups_pb2.FINISH_REASON_ABORTED)
     for span in sample.spans:
-        made = wire.spans.add(start=prompt + span.start, end=prompt + span.end).version
-        made.term, made.version = span.version.term, span.version.version
+        made = wire.spans.add()
+        made.start, made.end = prompt + span.start, prompt + span.end
+        stamp = made.version
+        stamp.term, stamp.version = span.version.term, span.version.version
     for note in sample.turns:
         wire.turns.add(role=note.role, start=prompt + note.start, end=prompt + note.end)
 

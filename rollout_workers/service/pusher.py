@@ -158,7 +158,7 @@ class Pusher:
                 self._writing -= 1
                 self._wake()
         parcel.direct = stored is not None
-        parcel.pieces = [stored_group(serialized, stored)] if stored is not None else join_group(header, *payload)
+        parcel.pieces = [stored_group(serialized, stored)] if stored is not None else join_group(serialized, *payload)
 
     async def _revision(self) -> int:
         if seen := self._service.ref().seen_revision:

@@ -41,8 +41,8 @@ CHANGE = Change(
         ),
         Edit(
             "rollout_workers/generation/samples.py",
-            at='        finish_reason=_WIRE_FINISH.get(sample.finish or "", groups_pb2.FINISH_REASON_ABORTED),\n',
-            put="        engine_calls=sample.engine_calls,\n",
+            at='    wire.finish_reason = _WIRE_FINISH.get(sample.finish or "", groups_pb2.FINISH_REASON_ABORTED)\n',
+            put="    wire.engine_calls = sample.engine_calls\n",
         ),
         Edit(
             "rollout_workers/generation/samples.py",

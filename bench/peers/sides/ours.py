@@ -77,14 +77,15 @@ class Producer:
         uid, samples = group
         header = pb.GroupHeader(task_id=str(uid), environment="bench", columns=_COLUMNS, worker_id="bench")
         for sample in samples:
-            made = header.samples.add(
-                tokens=len(sample.tokens),
-                prompt_len=PROMPT,
-                loss_tokens=int(np.count_nonzero(sample.mask)),
-                reward=sample.reward,
-                finish_reason=pb.FINISH_REASON_STOP,
-            )
-            made.spans.add(start=PROMPT, end=len(sample.tokens)).version.term = 1
+            made = header.samples.add()
+            made.tokens = len(sample.tokens)
+            made.prompt_len = PROMPT
+            made.loss_tokens = int(np.count_nonzero(sample.mask))
+            made.reward = sample.reward
+            made.finish_reason = pb.FINISH_REASON_STOP
+            span = made.spans.add()
+            span.start, span.end = PROMPT, len(sample.tokens)
+            span.version.term = 1
         return header
 
     async def _close(self) -> None:
