@@ -11,7 +11,7 @@ from buffer_service.commands.replies import text, unpack
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import index_key
-from buffer_service.store.payloads.node import Line
+from buffer_service.store.payloads.node import Traffic
 from buffer_service.store.payloads.shards import Errand, failure_of
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.limits import MAX_MESSAGE_BYTES
@@ -43,11 +43,11 @@ async def sent(store: RedisRunStore, *parts: Any) -> Any:
     if shards is None or len(parts) < 2 or not _text(parts[1]).startswith("rb:p:"):
         return await store._connection.command(*parts)
     if parts[0] == "KEYS":
-        replies = [(await node.request(Line.READS, [parts]))[0][0] for node in shards.nodes()]
+        replies = [(await node.request(Traffic.READS, [parts]))[0][0] for node in shards.nodes()]
         return [key for reply in replies for key in reply]
     errands = [Errand(_text(key), [(parts[0], key)]) for key in parts[1:]] if parts[0] == "UNLINK" else []
     errands = errands or [Errand(_text(parts[1]), [parts])]
-    await shards.run(Line.WRITES, errands)
+    await shards.run(Traffic.WRITES, errands)
     if failure := failure_of(errands):
         raise failure
     return errands[0].replies[0]

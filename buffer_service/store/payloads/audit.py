@@ -21,7 +21,7 @@ from buffer_service.commands.staging import audit
 from buffer_service.domain import ops
 from buffer_service.store.calls import Calls
 from buffer_service.store.keys import audited_key, index_key
-from buffer_service.store.payloads.node import Line, Node
+from buffer_service.store.payloads.node import Traffic, Node
 from buffer_service.store.payloads.shards import Shards
 from buffer_service.store.payloads.tier import PayloadTier
 from buffer_service.store.transport.connection import StoreConnection
@@ -68,7 +68,7 @@ class Audit:
         """Look through one server; how many payloads were nobody's. Raises StoreFault."""
         found, cursor = 0, 0
         while True:
-            (reply,) = await node.ask(Line.DELETIONS, [("SCAN", cursor, "MATCH", "rb:p:*", "COUNT", LOOKED_AT_ONCE)])
+            (reply,) = await node.ask(Traffic.DELETIONS, [("SCAN", cursor, "MATCH", "rb:p:*", "COUNT", LOOKED_AT_ONCE)])
             cursor = int(reply[0])
             if keys := [text(bytes(key)) for key in reply[1]]:
                 found += await self._judge(node, keys)
@@ -87,7 +87,7 @@ class Audit:
 
     async def _judge(self, node: Node, keys: Sequence[str]) -> int:
         """Delete those of a server's keys that are nobody's; how many payloads they are of."""
-        ttls = await node.ask(Line.DELETIONS, [("PTTL", key) for key in keys])
+        ttls = await node.ask(Traffic.DELETIONS, [("PTTL", key) for key in keys])
         whole = [_KEY.fullmatch(key) for key, ttl_ms in zip(keys, ttls, strict=True) if ttl_ms == -1]
         by_run: defaultdict[str, set[str]] = defaultdict(set)
         for match in whole:

@@ -16,7 +16,7 @@ from buffer_service.commands.staging import LEFT_ALONE, STAGED_BEFORE, stage, un
 from buffer_service.domain.command import Command
 from buffer_service.domain.ops import UNPUSHED_MS, Buffer
 from buffer_service.store.keys import index_key
-from buffer_service.store.payloads.node import Line
+from buffer_service.store.payloads.node import Traffic
 from buffer_service.store.payloads.shards import Errand, Shards, failure_of
 from buffer_service.store.payloads.tier import Deleted
 from buffer_service.store.payloads.topology import Place
@@ -62,7 +62,7 @@ class ClusterPayloads:
             Errand(part.key, [("GETRANGE", part.key, start, stop - 1)])
             for part, start, stop in within(payload_key, first, size)
         ]
-        await measured(self._meter, "fetch", self._shards.run(Line.READS, pieces))
+        await measured(self._meter, "fetch", self._shards.run(Traffic.READS, pieces))
         if failure := failure_of(pieces):
             raise failure
         return b"".join(piece.replies[0] for piece in pieces)
@@ -70,7 +70,7 @@ class ClusterPayloads:
     async def write_part(self, part_key: str, body: Buffer) -> bool:
         """See PayloadTier.write_part."""
         errand = Errand(part_key, [("SET", part_key, body, "NX", "PX", UNPUSHED_MS)])
-        await measured(self._meter, "put", self._shards.run(Line.WRITES, [errand]))
+        await measured(self._meter, "put", self._shards.run(Traffic.WRITES, [errand]))
         if errand.failure:
             raise errand.failure
         return errand.replies[0] is not None
@@ -78,7 +78,7 @@ class ClusterPayloads:
     async def read_part(self, part_key: str) -> Buffer | None:
         """See PayloadTier.read_part."""
         errand = Errand(part_key, [("GET", part_key)])
-        await measured(self._meter, "fetch", self._shards.run(Line.READS, [errand]))
+        await measured(self._meter, "fetch", self._shards.run(Traffic.READS, [errand]))
         if errand.failure:
             raise errand.failure
         body: Buffer | None = errand.replies[0]
@@ -91,7 +91,7 @@ class ClusterPayloads:
         wanted = await self._index.wanted(run_id)
         errands = [(key, [Errand(part.key, [("UNLINK", part.key)]) for part in part_keys(key)]) for key in payload_keys]
         flat = [errand for _, its in errands for errand in its]
-        await measured(self._meter, "delete", self._shards.run(Line.DELETIONS, flat, wanted, patience_s=0))
+        await measured(self._meter, "delete", self._shards.run(Traffic.DELETIONS, flat, wanted, patience_s=0))
         return Deleted([key for key, its in errands if failure_of(its) is None], failure_of(flat))
 
     async def _store(self, command: Command[Any], marks: bytes, wanted: Wanted) -> bytes:
@@ -109,7 +109,7 @@ class ClusterPayloads:
             if mark != LEFT_ALONE
         ]
         errands = [*puts, *(errand for _, _, its in keeps for errand in its)]
-        await self._shards.run(Line.WRITES, errands, wanted)
+        await self._shards.run(Traffic.WRITES, errands, wanted)
         if failure := failure_of(errands):
             # The caller comes again with other keys. What may yet be on its way stays staged for the sweep.
             await self._delete_stored(puts)
@@ -127,12 +127,12 @@ class ClusterPayloads:
                     for errand in its
                     if errand.replies[1] >= 0
                 ]
-        await self._shards.run(Line.WRITES, put_back)
+        await self._shards.run(Traffic.WRITES, put_back)
         return bytes(there)
 
     async def _delete_stored(self, puts: Iterable[Errand]) -> None:
         stored = [Errand(put.key, [("UNLINK", put.key)]) for put in puts if put.replies]
-        await self._shards.run(Line.DELETIONS, stored, patience_s=0)
+        await self._shards.run(Traffic.DELETIONS, stored, patience_s=0)
 
     async def _get(self, payload_keys: Sequence[str]) -> list[Buffer | None]:
         parts = [[(part, Errand(part.key, [("GET", part.key)])) for part in part_keys(key)] for key in payload_keys]
@@ -147,7 +147,7 @@ class ClusterPayloads:
     async def _read(self, parts: Sequence[tuple[Part, Errand]]) -> None:
         """Read from one shard, a portion at a time; ends with the first portion that fails."""
         for portion in _portions(parts):
-            await self._shards.run(Line.READS, portion)
+            await self._shards.run(Traffic.READS, portion)
             if failure := failure_of(portion):
                 for _, errand in parts:
                     errand.failure = errand.failure or failure

@@ -44,7 +44,7 @@ class NotSent(Exception):
         self.failure = failure
 
 
-class Line(Enum):
+class Traffic(Enum):
     """What a connection is for: large bodies would hold others up."""
 
     WRITES = "writes"
@@ -63,7 +63,9 @@ class Node:
         self._refusals = Refusals(self.name, embedded=False)
         exchange = Exchange(self._primary, self._refusals, timeout_s)
         brief = Exchange(self._primary, self._refusals, BRIEF_S)
-        self._lines = {line: (Link(self._primary), brief if line is Line.DELETIONS else exchange) for line in Line}
+        self._links = {
+            line: (Link(self._primary), brief if traffic is Traffic.DELETIONS else exchange) for traffic in Traffic
+        }
         self._control = Link(self._primary)
         self._exchange = exchange
         self._waits = Waits(self.name, lambda: exchange.over(Link(self._primary)))
@@ -75,13 +77,13 @@ class Node:
         """Why the node cannot be reached, as far as the last try says; None when it could."""
         return self._away[1] if self._away is not None else None
 
-    async def request(self, line: Line, commands: Sequence[Parts]) -> tuple[list[Any], RespConnection]:
+    async def request(self, traffic: Traffic, commands: Sequence[Parts]) -> tuple[list[Any], RespConnection]:
         """Replies to commands, error replies among them, and the connection that they came over.
 
         Raises NotSent, and StoreUnavailable when it is not known what ran; StoreUnsuitable.
         """
-        link, exchange = self._lines[line]
-        if line is Line.DELETIONS and self._away is not None and self._away[0] > time.monotonic():
+        link, exchange = self._links[traffic]
+        if traffic is Traffic.DELETIONS and self._away is not None and self._away[0] > time.monotonic():
             raise NotSent(self._away[1])
         try:
             connection = await link.get()
@@ -97,17 +99,17 @@ class Node:
         self._away = None
         return replies, at
 
-    async def ask(self, line: Line, commands: Sequence[Parts]) -> list[Any]:
+    async def ask(self, traffic: Traffic, commands: Sequence[Parts]) -> list[Any]:
         """Replies to commands. Raises StoreFault, for an error reply too."""
         try:
-            replies, _ = await self.request(line, commands)
+            replies, _ = await self.request(traffic, commands)
         except NotSent as error:
             raise error.failure from error
         return [self.checked(reply) for reply in replies]
 
     async def look(self) -> None:
         """See whether it answers. Raises StoreUnavailable, StoreUnsuitable."""
-        await self.ask(Line.DELETIONS, [("PING",)])
+        await self.ask(Traffic.DELETIONS, [("PING",)])
 
     async def keep(self, wanted: Wanted, at: RespConnection) -> None:
         """Wait until what was written over a connection is where it must be.

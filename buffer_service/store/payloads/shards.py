@@ -15,8 +15,10 @@ from typing import Any
 
 import structlog
 
+from buffer_service.domain.ops import StorePlace, StoreShard
 from buffer_service.store.address import Address
-from buffer_service.store.payloads.node import Line, Node, NotSent
+from buffer_service.store.payloads.every_node import EveryNode
+from buffer_service.store.payloads.node import Traffic, Node, NotSent
 from buffer_service.store.payloads.topology import Place, Topology
 from buffer_service.store.transport.replication import NOTHING, Wanted
 from buffer_wire.errors import RolloutBufferError, StoreFault, StoreUnavailable
@@ -53,6 +55,7 @@ class Shards:
     def __init__(self, url: str, *, ca: Path | None = None, timeout_s: float = 30.0) -> None:
         self.address = dataclasses.replace(Address.parse_cluster(url), ca=ca)
         self.topology = Topology(self.address)
+        self.every_node = EveryNode(self.address, self.topology)
         self._timeout_s = timeout_s
         self._nodes: dict[Place, Node] = {}
 
@@ -67,7 +70,19 @@ class Shards:
         """End all connections."""
         for node in self._nodes.values():
             node.end("closed by this side")
+        self.every_node.end()
         await self.topology.close()
+
+    async def place(self, *, anew: bool) -> StorePlace:
+        """Place of the shards, for clients; `anew`: ask the nodes first, if one answers."""
+        if anew:
+            with contextlib.suppress(StoreFault):
+                await self.topology.refresh()
+        slots: defaultdict[Place, list[tuple[int, int]]] = defaultdict(list)
+        for shard in self.topology.shards():
+            slots[shard.primary].append((shard.first, shard.last))
+        shards = [StoreShard(host, port, ranges) for (host, port), ranges in slots.items()]
+        return StorePlace(self.address.shown, "", "", 0, self.address.tls, 0, is_cluster=True, shards=shards)
 
     def nodes(self) -> list[Node]:
         """The present primaries."""
@@ -87,7 +102,7 @@ class Shards:
                 said = away
 
     async def run(
-        self, line: Line, errands: Sequence[Errand], wanted: Wanted = NOTHING, *, patience_s: float = PATIENCE_S
+        self, traffic: Traffic, errands: Sequence[Errand], wanted: Wanted = NOTHING, *, patience_s: float = PATIENCE_S
     ) -> None:
         """Carry errands out, those of each node in one write, and have their effects safe as `wanted` says."""
         loop = asyncio.get_running_loop()
@@ -103,9 +118,9 @@ class Shards:
                     by_place[place].append(errand)
             if len(by_place) == 1:
                 ((place, its),) = by_place.items()
-                await self._run_at(place, line, its, wanted)
+                await self._run_at(place, traffic, its, wanted)
             else:
-                await asyncio.gather(*(self._run_at(place, line, its, wanted) for place, its in by_place.items()))
+                await asyncio.gather(*(self._run_at(place, traffic, its, wanted) for place, its in by_place.items()))
             left = [errand for errand in left if errand.failure is not None and errand.is_unrun]
             if not left or loop.time() >= until:
                 return
@@ -119,7 +134,7 @@ class Shards:
         """Primary that serves a key, as far as is known."""
         return self.topology.primary_of(slot_of(key))
 
-    async def _run_at(self, place: Place, line: Line, errands: Sequence[Errand], wanted: Wanted) -> None:
+    async def _run_at(self, place: Place, traffic: Traffic, errands: Sequence[Errand], wanted: Wanted) -> None:
         node = self._node(place)
         commands: list[Parts] = []
         for errand in errands:
@@ -128,7 +143,7 @@ class Shards:
                     commands.append(("ASKING",))
                 commands.append(command)
         try:
-            replies, at = await node.request(line, commands)
+            replies, at = await node.request(traffic, commands)
         except NotSent as error:
             _fail(errands, error.failure, is_unrun=True)
             return
