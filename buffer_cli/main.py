@@ -11,6 +11,7 @@ import typer
 from buffer_cli.bridge.commands import bridge_app
 from buffer_cli.conformance.commands import conformance_app
 from buffer_cli.inspect.commands import inspect_app
+from buffer_cli.relay.commands import relay
 from buffer_cli.run.commands import run_app
 from buffer_cli.serve.commands import config_app, serve
 from buffer_cli.staleness.commands import lab, plan, simulate, worth
@@ -47,7 +48,7 @@ def _options(
     pass
 
 
-for command in (plan, simulate, lab, worth, serve, status, worker):
+for command in (plan, simulate, lab, worth, serve, status, worker, relay):
     app.command()(command)
 for name, commands in {
     "config": config_app,

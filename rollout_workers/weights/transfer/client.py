@@ -32,8 +32,15 @@ class WeightClient:
         self._tls: tuple[TlsMaterial, ssl.SSLContext] | None = None
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s)
         self._session: aiohttp.ClientSession | None = None
-        self.throttle = Throttle(max_mbps)
+        self._throttle = Throttle(max_mbps)
         self.rates = Rates()
+        self.received_bytes = 0
+        """Bytes of files that came so far."""
+
+    async def took(self, size: int) -> None:
+        """Count bytes that came, and wait until they are within the limit."""
+        self.received_bytes += size
+        await self._throttle.passed(size)
 
     def get(self, url: str, headers: dict[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Ask for a file. Raises aiohttp's errors."""

@@ -197,6 +197,7 @@ class Download:
     async def _receive(self, url: str, response: aiohttp.ClientResponse, me: asyncio.Task[None]) -> None:
         """Take a body, which may go on over the pieces that follow."""
         async for body in response.content.iter_chunked(CHUNK_BYTES):
+            await self._client.took(len(body))
             chunk = body
             while chunk:
                 room = self.pieces.missing(self._streams[me])
@@ -204,7 +205,6 @@ class Download:
                     return
                 part, chunk = chunk[:room], chunk[room:]
                 await self._take(url, self._streams[me], part)
-            await self._client.throttle.passed(len(body))
 
     def _goes_on(self, me: asyncio.Task[None]) -> bool:
         """Take the piece that follows; False when another stream has it."""

@@ -27,6 +27,8 @@ class Pieces:
         self._grown = asyncio.Event()
         self.received = 0
         """Bytes that have come, wherever they belong."""
+        self.beginning = 0
+        """Number of times that all was fetched anew: bytes read before are none of this file's any more."""
 
     @property
     def complete(self) -> bool:
@@ -116,5 +118,6 @@ class Pieces:
 
     def start_over(self) -> None:
         """Forget what has come."""
+        self.beginning += 1
         self._filled = [0] * len(self._filled)
         self._sha256, self._hashed, self.received = hashlib.sha256(), 0, 0
