@@ -78,7 +78,7 @@ class Pushing:
         tries = [
             _Try(
                 group.facts,
-                payload_key(run_id, group.nonce or new_nonce(), group.checksum, group.facts.size_bytes),
+                payload_key(run_id, group.nonce or new_nonce(), group.checksum, group.facts.size_bytes, group.parts),
                 group.body,
             )
             for group in groups
