@@ -124,8 +124,8 @@ class RunStore(Protocol):
         """A part of a payload; None where it is gone."""
         ...
 
-    def payload_place(self) -> ops.StorePlace:
-        """Place of the payloads: where the service reaches the store at present."""
+    async def payload_place(self, *, anew: bool = False) -> ops.StorePlace:
+        """Place of the payloads: where the service reaches them at present. `anew`: ask a cluster first."""
         ...
 
     async def payload_user(self, run_id: str, direction: ops.Direction, noted: ops.NotedClient) -> ops.StoreUser:

@@ -6,7 +6,7 @@ service itself has TLS, unless the settings allow that by name.
 
 import ipaddress
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from buffer_service.domain.ops import StorePlace
@@ -17,15 +17,18 @@ from rollout_buffer.v1 import payloads_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Addresses for one client, the best one first; `why` says why there are none."""
+    """Addresses for one client, the best one first, or the shards of a cluster; `why` says why there are none."""
 
-    addresses: tuple[pb.StoreAddress, ...]
+    addresses: tuple[pb.StoreAddress, ...] = ()
+    shards: tuple[pb.StoreShard, ...] = ()
     authorities_pem: bytes = b""
     why: str = ""
 
 
-def offer(settings: RpcSettings, place: StorePlace, peer: str) -> Offer:
-    """Addresses for a client whose connection gRPC calls `peer`."""
+def offer(settings: RpcSettings, place: StorePlace, peer: str, *, knows_shards: bool) -> Offer:
+    """Addresses, or shards, for a client whose connection gRPC calls `peer`."""
+    if place.is_cluster:
+        return _cluster(settings, place, peer) if knows_shards else Offer(why=_KNOWS_NO_SHARDS)
     local = is_local(peer)
     addresses = []
     if place.unix_path and local:
@@ -41,18 +44,45 @@ def offer(settings: RpcSettings, place: StorePlace, peer: str) -> Offer:
             if place.unix_path
             else f"nobody has named a primary of {place.shown} yet"
         )
-    elif at.is_loopback and not local:
-        why = f"the store's address {at} is one of the service's host alone (--payload-address)"
-    elif settings.tls_cert is not None and not tls and not local and not settings.direct_payloads:
-        why = f"the store's address {at} has no TLS and the service has; --direct-payloads offers it all the same"
     else:
-        addresses.append(pb.StoreAddress(host=at.host, port=at.port, tls=tls))
+        why = _refused(settings, at, tls=tls, local=local)
+        if not why:
+            addresses.append(pb.StoreAddress(host=at.host, port=at.port, tls=tls))
     if not addresses:
-        return Offer((), why=why)
+        return Offer(why=why)
+    return _with_authorities(settings, Offer(addresses=tuple(addresses)), tls=tls)
+
+
+_KNOWS_NO_SHARDS = "the payloads lie on a cluster, which clients of this version know nothing of"
+
+
+def _cluster(settings: RpcSettings, place: StorePlace, peer: str) -> Offer:
+    if not place.shards:
+        return Offer(why=f"nobody has named a primary of {place.shown} yet")
+    local, shards = is_local(peer), []
+    for shard in place.shards:
+        if why := _refused(settings, Address(shard.host, shard.port), tls=place.tls, local=local):
+            return Offer(why=why)
+        slots = [pb.SlotRange(first=first, last=last) for first, last in shard.slots]
+        address = pb.StoreAddress(host=shard.host, port=shard.port, tls=place.tls)
+        shards.append(pb.StoreShard(address=address, slots=slots))
+    return _with_authorities(settings, Offer(shards=tuple(shards)), tls=place.tls)
+
+
+def _refused(settings: RpcSettings, at: Address, *, tls: bool, local: bool) -> str:
+    """Reason why a client is not told an address; empty where it is."""
+    if at.is_loopback and not local:
+        return f"the store's address {at} is one of the service's host alone (--payload-address)"
+    if settings.tls_cert is not None and not tls and not local and not settings.direct_payloads:
+        return f"the store's address {at} has no TLS and the service has; --direct-payloads offers it all the same"
+    return ""
+
+
+def _with_authorities(settings: RpcSettings, offered: Offer, *, tls: bool) -> Offer:
     try:
-        return Offer(tuple(addresses), _authorities(settings) if tls else b"")
+        return replace(offered, authorities_pem=_authorities(settings) if tls else b"")
     except OSError as error:
-        return Offer((), why=f"the certificates of the store cannot be read: {error}")
+        return Offer(why=f"the certificates of the store cannot be read: {error}")
 
 
 def _authorities(settings: RpcSettings) -> bytes:

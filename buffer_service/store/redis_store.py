@@ -57,7 +57,7 @@ class RedisRunStore:
         self._recent = recent
         self._calls = Calls(connection, tier)
         self._pushing = Pushing(self._calls, recent)
-        self._users = PayloadUsers(connection)
+        self._users = PayloadUsers(connection, shards.every_node if shards else None)
         audit = Audit(connection, self._calls, shards, tier) if shards else None
         self._housekeeping = Housekeeping(connection, self._calls, self._users, audit)
         self._tasks: list[asyncio.Task[None]] = []
@@ -187,13 +187,9 @@ class RedisRunStore:
         """A part of a payload."""
         return await self._tier.read_part(part_key)
 
-    def payload_place(self) -> ops.StorePlace:
-        """Place of the payloads: where the service reaches the store at present."""
-        if self._shards is not None:
-            # Clients are told of no shards yet: they relay.
-            address = self._shards.address
-            return ops.StorePlace(address.shown, "", "", 0, address.tls, 0)
-        return self._connection.primary.place()
+    async def payload_place(self, *, anew: bool = False) -> ops.StorePlace:
+        """Place of the payloads: where the service reaches them at present."""
+        return self._connection.primary.place() if self._shards is None else await self._shards.place(anew=anew)
 
     async def payload_user(self, run_id: str, direction: ops.Direction, noted: ops.NotedClient) -> ops.StoreUser:
         """A user of the store for the payloads of a run."""

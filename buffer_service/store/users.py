@@ -1,21 +1,24 @@
 """Users of the store for clients that move payloads themselves: one for a run, a direction and a span of time.
 
 Invariants: a user may move payloads of its run in its direction, and nothing else. Its password is made out of the
-run's secret. So every replica makes the same user, and makes it again where a server has lost it. A user is good in the
-period in which it was given out and in the next; then housekeeping deletes it, which cuts its connections. Users whose
-run is gone are deleted too.
+run's secret. So every replica makes the same user, and makes it again where a server has lost it. Servers do not
+replicate users: on a cluster each is made on every node, so that a replica that is promoted knows them. A user is good
+in the period in which it was given out and in the next; then housekeeping deletes it, which cuts its connections. Users
+whose run is gone are deleted too.
 """
 
 import hashlib
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
 
 import structlog
 
 from buffer_service.commands.replies import text
 from buffer_service.domain.ops import Direction, StoreUser
 from buffer_service.domain.ports import UsersRefused
+from buffer_service.store.payloads.every_node import EveryNode
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_wire.errors import StoreFault, StoreUnavailable
 from buffer_wire.payloads.keys import key_prefix
@@ -36,10 +39,14 @@ _RIGHTS: Mapping[Direction, tuple[tuple[str, ...], str]] = {
 
 
 class PayloadUsers:
-    """Users that the service makes on a store. Names begin with `rb:DATABASE:`; it touches no others."""
+    """Users that the service makes where payloads lie. Names begin with `rb:DATABASE:`; it touches no others.
 
-    def __init__(self, connection: StoreConnection) -> None:
+    `connection` leads to the index; `nodes` are those of a cluster that payloads lie on, None where there is none.
+    """
+
+    def __init__(self, connection: StoreConnection, nodes: EveryNode | None = None) -> None:
         self._connection = connection
+        self._nodes = nodes
         self._database = connection.address.database
         self._expire_at = 0.0
 
@@ -54,10 +61,10 @@ class PayloadUsers:
         name = f"rb:{self._database}:{run_id}:{direction.value}:{period}"
         password = hmac.new(secret.encode(), name.encode(), hashlib.sha256).hexdigest()
         commands, access = _RIGHTS[direction]
-        select = ("+select",) if self._database else ()
+        select = ("+select",) if self._database and self._nodes is None else ()
         rights = ("resetchannels", "-@all", *commands, *select, f"{access}{key_prefix(run_id)}*")
         try:
-            await self._connection.command("ACL", "SETUSER", name, "reset", "on", f">{password}", *rights)
+            await self._ask("ACL", "SETUSER", name, "reset", "on", f">{password}", *rights)
         except StoreUnavailable:
             raise
         except StoreFault as refusal:
@@ -86,10 +93,16 @@ class PayloadUsers:
         """Delete the users of a run. Raises StoreUnavailable."""
         await self._delete(name for name, of, _ in await self._made() if of == run_id)
 
+    async def _ask(self, *command: str) -> list[Any]:
+        """Replies of all servers that keep users."""
+        if self._nodes is None:
+            return [await self._connection.command(*command)]
+        return await self._nodes.ask(*command)
+
     async def _made(self) -> list[tuple[str, str, int]]:
         """Name, run and period of every user made here; none where the store tells the service of no users."""
         try:
-            names = [text(name) for name in await self._connection.command("ACL", "USERS")]
+            names = {text(name) for known in await self._ask("ACL", "USERS") for name in known}
         except StoreUnavailable:
             raise
         except StoreFault:
@@ -107,6 +120,6 @@ class PayloadUsers:
     async def _delete(self, names: Iterable[str]) -> int:
         gone = list(names)
         if gone:
-            await self._connection.command("ACL", "DELUSER", *gone)
+            await self._ask("ACL", "DELUSER", *gone)
             log.debug("users of the store deleted", users=gone)
         return len(gone)

@@ -245,7 +245,7 @@ async def test_users_for_payloads_are_made_again_on_the_promoted_server(deployme
         await deployment.promoted()
         noted = await store.call(note_client(RUN, ops.Direction.READ, "trainer", ""))
         after = await store.payload_user(RUN, ops.Direction.READ, noted)
-        assert store.payload_place().port == deployment.replica.port
+        assert (await store.payload_place()).port == deployment.replica.port
         assert (after.name, after.password) == (before.name, before.password)
         assert (await login(deployment.replica, after)).startswith("+OK")
     finally:

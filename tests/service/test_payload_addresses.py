@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buffer_service.domain.ops import StorePlace
+from buffer_service.domain.ops import StorePlace, StoreShard
 from buffer_service.rpc.payload_addresses import is_local, offer
 from buffer_service.settings import Settings
 
@@ -20,7 +20,7 @@ def external(host: str, *, tls: bool = False) -> StorePlace:
 
 def told(place: StorePlace, peer: str, **settings: Any) -> list[str]:
     """Addresses in short: a path, or host:port with its scheme; or the reason why there are none."""
-    offered = offer(Settings(**settings).for_rpc(), place, peer)
+    offered = offer(Settings(**settings).for_rpc(), place, peer, knows_shards=False)
     shown = [at.unix_path or f"{'rediss' if at.tls else 'redis'}://{at.host}:{at.port}" for at in offered.addresses]
     assert bool(shown) != bool(offered.why)
     return shown or [offered.why]
@@ -64,7 +64,7 @@ def test_an_embedded_store_has_the_services_certificate(tmp_path: Path) -> None:
         tls_cert=tmp_path / "chain",
         tls_key=tmp_path / "key",
     ).for_rpc()
-    offered = offer(settings, EMBEDDED, ELSEWHERE)
+    offered = offer(settings, EMBEDDED, ELSEWHERE, knows_shards=False)
     assert (offered.addresses[0].tls, offered.authorities_pem) == (True, b"PEM")
 
 
@@ -94,3 +94,31 @@ def test_a_store_on_this_host_with_an_address_of_its_own_has_not_the_services_ce
 
 def test_before_the_sentinels_have_named_a_primary_nobody_is_told_one() -> None:
     assert "--payload-listen" not in told(external(""), HERE, store="redis://s")[0]
+
+
+def cluster(*hosts: str, tls: bool = False) -> StorePlace:
+    shards = [StoreShard(host, 6379, [(number, number)]) for number, host in enumerate(hosts)]
+    return StorePlace("cluster", "", "", 0, tls=tls, database=0, is_cluster=True, shards=shards)
+
+
+def shards_told(place: StorePlace, peer: str, **settings: Any) -> list[str]:
+    offered = offer(Settings(**settings).for_rpc(), place, peer, knows_shards=True)
+    assert not offered.addresses
+    assert bool(offered.shards) != bool(offered.why)
+    told = [(shard.address, shard.slots[0]) for shard in offered.shards]
+    return [f"{at.host}:{at.port} {at.tls} {slots.first}-{slots.last}" for at, slots in told] or [offered.why]
+
+
+def test_a_client_that_knows_shards_is_told_every_primary_of_a_cluster_and_its_slots() -> None:
+    there = cluster("10.0.0.1", "10.0.0.2", tls=True)
+    assert shards_told(there, ELSEWHERE) == ["10.0.0.1:6379 True 0-0", "10.0.0.2:6379 True 1-1"]
+    assert shards_told(cluster("127.0.0.1"), HERE) == ["127.0.0.1:6379 False 0-0"]
+    assert "clients of this version" in offer(Settings().for_rpc(), there, ELSEWHERE, knows_shards=False).why
+
+
+def test_a_cluster_of_which_one_shard_is_out_of_bounds_is_not_told_at_all(tmp_path: Path) -> None:
+    assert "service's host alone" in shards_told(cluster("10.0.0.1", "127.0.0.1"), ELSEWHERE)[0]
+    assert "nobody has named" in shards_told(cluster(), HERE)[0]
+    files = {name: tmp_path / name for name in ("tls_cert", "tls_key", "tokens_file")}
+    assert "no TLS" in shards_told(cluster("10.0.0.1"), ELSEWHERE, **files)[0]
+    assert shards_told(cluster("10.0.0.1"), ELSEWHERE, **files, direct_payloads=True) == ["10.0.0.1:6379 False 0-0"]

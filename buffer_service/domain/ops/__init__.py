@@ -16,7 +16,7 @@ from buffer_service.domain.ops.groups import (
     PushKind,
     PushResult,
 )
-from buffer_service.domain.ops.payloads import Direction, NotedClient, RelayingClient, StorePlace, StoreUser
+from buffer_service.domain.ops.payloads import Direction, NotedClient, RelayingClient, StorePlace, StoreShard, StoreUser
 from buffer_service.domain.ops.tasks import (
     Extended,
     LeaseAsk,
@@ -88,6 +88,7 @@ __all__ = [
     "Short",
     "StoreFacts",
     "StorePlace",
+    "StoreShard",
     "StoreUser",
     "Submit",
     "Submitted",

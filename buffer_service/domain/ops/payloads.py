@@ -1,5 +1,6 @@
 """Access of clients to the store, for payloads that they write or read themselves."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,8 +15,17 @@ class Direction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreShard:
+    """Shard of a cluster: where its primary is, and the slots that it serves, each range first to last."""
+
+    host: str
+    port: int
+    slots: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class StorePlace:
-    """Place at which the service itself reaches the store at present; `shown` names it in messages."""
+    """Place at which the service itself reaches the payloads at present; `shown` names it in messages."""
 
     shown: str
     unix_path: str
@@ -24,6 +34,9 @@ class StorePlace:
     port: int
     tls: bool
     database: int
+    is_cluster: bool = False
+    """True where payloads lie on a cluster, on `shards`; host and port say nothing then."""
+    shards: Sequence[StoreShard] = ()
 
 
 @dataclass(frozen=True, slots=True)

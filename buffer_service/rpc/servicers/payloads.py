@@ -55,12 +55,13 @@ class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
             # Nobody relays against anybody's will.
             await self._note(run_id, direction, client_id, "")
             return _relayed("the service was started with --no-direct-payloads")
-        place = self.store.payload_place()
-        offered = offer(self.settings, place, context.peer())
+        # A client of a cluster may have met a change of it before the service did.
+        place = await self.store.payload_place(anew=bool(trouble))
+        offered = offer(self.settings, place, context.peer(), knows_shards=request.knows_shards)
         # A trouble with what was offered before is no reason where nothing is offered now.
         why, user = offered.why or trouble, None
         noted = await self._note(run_id, direction, client_id, why)
-        if offered.addresses:
+        if not offered.why:
             try:
                 user = _named(named) or await self.store.payload_user(run_id, direction, noted)
             except UsersRefused as refusal:
@@ -80,6 +81,7 @@ class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
     def _granted(self, offered: Offer, user: ops.StoreUser, place: ops.StorePlace) -> pb.PayloadAccess:
         return pb.PayloadAccess(
             addresses=offered.addresses,
+            shards=offered.shards,
             username=user.name,
             password=user.password,
             database=place.database,

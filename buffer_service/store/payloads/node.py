@@ -64,7 +64,7 @@ class Node:
         exchange = Exchange(self._primary, self._refusals, timeout_s)
         brief = Exchange(self._primary, self._refusals, BRIEF_S)
         self._links = {
-            line: (Link(self._primary), brief if traffic is Traffic.DELETIONS else exchange) for traffic in Traffic
+            traffic: (Link(self._primary), brief if traffic is Traffic.DELETIONS else exchange) for traffic in Traffic
         }
         self._control = Link(self._primary)
         self._exchange = exchange
