@@ -21,7 +21,7 @@ from buffer_service.commands.staging import audit
 from buffer_service.domain import ops
 from buffer_service.store.calls import Calls
 from buffer_service.store.keys import audited_key, index_key
-from buffer_service.store.payloads.node import Traffic, Node
+from buffer_service.store.payloads.node import Node, Traffic
 from buffer_service.store.payloads.shards import Shards
 from buffer_service.store.payloads.tier import PayloadTier
 from buffer_service.store.transport.connection import StoreConnection
