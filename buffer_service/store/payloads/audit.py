@@ -2,8 +2,8 @@
 
 A promoted replica may bring deleted payloads back, and an index that lost its last writes has forgotten some. Each term
 of a server as primary is looked through once a day, by one of all processes. A payload that does not expire was staged
-before that, so at any later moment it is staged, on trash or named by its task, or else nobody's. One whose bytes name
-no task is left alone.
+before that. So it is staged, on trash or named by its task, or else nobody's. One whose bytes name no task is left
+alone.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Audit:
         self._shards = shards
         self._tier = tier
         self._ask_at: dict[str, float] = {}
-        """When to ask again whether a term's turn has come."""
+        """Time from which on to ask again whether a term's turn has come."""
 
     async def run(self) -> int:
         """Look through the servers whose turn it is; how many payloads were nobody's. Raises StoreFault."""

@@ -1,7 +1,7 @@
 """Payloads on a cluster, spread over its shards by their keys, beside an index that decides.
 
-Invariants: a payload is staged at the index, then stored on its shard or taken over from its pusher there, then safe as
-the run's policy asks for, and only then indexed. What a script has not indexed stays staged or goes to trash. A key
+Invariants: a payload is staged at the index, then stored on its shard or taken over from its pusher there. Once that is
+safe as the run's policy asks for, it is indexed. What a script has not indexed stays staged or goes to trash. A key
 that a shard's primary does not have is gone; while a shard is away its keys are StoreUnavailable.
 """
 
@@ -170,7 +170,7 @@ def _take_over(part: Part) -> Errand:
 
 
 def _is_there(errand: Errand, part: Part, mark: int) -> bool:
-    """Whether a part is what its pusher wrote: it expired until now, or is staged since an earlier push."""
+    """True for a part as its pusher wrote it, which expired until now, or is staged since an earlier push."""
     size, ttl_ms, persisted = errand.replies
     return size == part.size and ((ttl_ms >= 0 and persisted == 1) or mark == STAGED_BEFORE)
 

@@ -45,7 +45,7 @@ class NotSent(Exception):
 
 
 class Traffic(Enum):
-    """What a connection is for: large bodies would hold others up."""
+    """Purpose of a connection: large bodies would hold others up."""
 
     WRITES = "writes"
     READS = "reads"
@@ -74,7 +74,7 @@ class Node:
 
     @property
     def away(self) -> StoreUnavailable | None:
-        """Why the node cannot be reached, as far as the last try says; None when it could."""
+        """Reason why the node cannot be reached, as far as the last try says; None when it could."""
         return self._away[1] if self._away is not None else None
 
     async def request(self, traffic: Traffic, commands: Sequence[Parts]) -> tuple[list[Any], RespConnection]:

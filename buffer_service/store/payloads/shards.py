@@ -18,7 +18,7 @@ import structlog
 from buffer_service.domain.ops import StorePlace, StoreShard
 from buffer_service.store.address import Address
 from buffer_service.store.payloads.every_node import EveryNode
-from buffer_service.store.payloads.node import Traffic, Node, NotSent
+from buffer_service.store.payloads.node import Node, NotSent, Traffic
 from buffer_service.store.payloads.topology import Place, Topology
 from buffer_service.store.transport.replication import NOTHING, Wanted
 from buffer_wire.errors import RolloutBufferError, StoreFault, StoreUnavailable
