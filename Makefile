@@ -346,7 +346,8 @@ bench-calls: install ## CPU of every call of a run, in the rpc process and in th
 bench-depth: install ## push and pull with a thousand and with a million groups queued, in every order
 	@$(BIN)/python -m bench.depth $(BENCH_ARGS)
 
-bench-fleet: install ## 200 workers whose connections spread when a second replica comes (about 2 minutes)
+bench-fleet: install ## thousands of workers at one rpc process, and 200 whose connections spread when a second replica comes (about 5 minutes)
+	@$(BIN)/python -m bench.fleet $(BENCH_ARGS)
 	@$(BIN)/python -m bench.rebalance
 
 bench-live: install ## staleness, period and idle shares of live loops beside the simulator (15 minutes, quiet machine)
