@@ -76,7 +76,10 @@ class Bench:
         self._batches = batches_pb2_grpc.BatchServiceStub(channel)
         self._streams = [_Pushing(channel, self._run) for _ in range(AT_ONCE)]
         self._store = redis.Redis(unix_socket_path=served.unix_socket)
-        self._pids = {"rpc": _pids(served, b"buffer_service.app"), "store": _pids(served, b"-server")}
+        self._pids: dict[str, Sequence[int]] = {
+            "rpc": _pids(served, b"buffer_service.app"),
+            "store": _pids(served, b"-server"),
+        }
         self._costs = Costs()
 
     async def run(self) -> Costs:
