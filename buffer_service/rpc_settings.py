@@ -21,6 +21,7 @@ class RpcSettings:
     payload_store: str = field(repr=False)
     store_ca: Path | None
     max_message_bytes: int
+    max_group_bytes: int
     max_streams: int
     max_token_streams: int
     max_token_rpcs: int
@@ -41,6 +42,11 @@ class RpcSettings:
     drain_grace_s: float
     log_level: str
     log_format: str
+
+    @property
+    def most_group_bytes(self) -> int:
+        """Largest payload of a group, whichever way it goes."""
+        return max(self.max_group_bytes, self.max_message_bytes)
 
     def to_values(self) -> dict[str, object]:
         """Settings as values that JSON has."""

@@ -108,7 +108,11 @@ class Settings(BaseSettings):
     The store and whoever else runs there need the other cores.
     """
     max_message_bytes: int = Field(default=64 * MIB, ge=1 * MIB, le=1024 * MIB)
-    """Largest payload of a group, and largest message less 2 MiB."""
+    """Largest payload of a group that travels in one message, and largest message less 2 MiB."""
+    max_group_bytes: int = Field(default=512 * MIB, ge=1 * MIB, le=2_040 * MIB)
+    """Largest payload of a group in parts, which no message carries; at least max_message_bytes is let through.
+
+    Routing replay of one long group takes 120 to 400 MB."""
     max_streams: int = Field(default=8_192, ge=1, le=65_536)
     """Push and pull streams that one process serves at once: a last bound, as blocked_bytes holds what they take."""
     max_token_streams: int = Field(default=6_144, ge=0, le=65_536)

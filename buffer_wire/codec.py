@@ -159,6 +159,22 @@ def usual_head(body: memoryview, size_bytes: int) -> tuple[memoryview, int] | No
     return None
 
 
+def payload_offset(first: bytes, size_bytes: int) -> int:
+    """Offset of the payload in a serialized Group of so many bytes, which begins with these, at least 6 of them.
+
+    0 where the group is not as it is nearly always written.
+    """
+    try:
+        header_bytes, at = read_varint(first, 1)
+    except MalformedMessage:
+        return 0
+    before = at + header_bytes + 1
+    for offset in range(before + 1, before + 1 + _LENGTH_BYTES):
+        if len(varint(max(0, size_bytes - offset))) == offset - before:
+            return offset if offset <= size_bytes and first[0] == _HEADER_TAG else 0
+    return 0
+
+
 def _split_usual(body: memoryview) -> tuple[memoryview, memoryview] | None:
     usual = usual_head(body, len(body))
     return (usual[0], body[usual[1] :]) if usual is not None else None

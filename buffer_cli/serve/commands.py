@@ -33,7 +33,8 @@ _DURABILITY = (
     "What an acknowledged write survives: memory (nothing), process (kill -9 of anything), host (loss of power)."
 )
 _PROCESSES = "Processes that serve gRPC on the same port. Default: one for every two cores, at most 4."
-_MESSAGE = "Largest payload of a group, in bytes."
+_MESSAGE = "Largest payload of a group in one message, in bytes."
+_GROUP = "Largest payload of a group in parts, in bytes; no message carries it."
 _STREAMS = "Push and pull streams that one process serves at once, a last bound: --blocked-bytes holds their bytes."
 _STREAMS_OF_ONE = "Those of one token; 0 for no bound of its own."
 _RPCS_OF_ONE = "RPCs of one token that one process has in progress; 0 for no bound."
@@ -75,6 +76,7 @@ def serve(
     durability: Annotated[str | None, typer.Option(help=_DURABILITY)] = None,
     rpc_processes: Annotated[int | None, typer.Option(help=_PROCESSES)] = None,
     max_message_bytes: Annotated[int | None, typer.Option(help=_MESSAGE)] = None,
+    max_group_bytes: Annotated[int | None, typer.Option(help=_GROUP)] = None,
     max_streams: Annotated[int | None, typer.Option(help=_STREAMS)] = None,
     max_token_streams: Annotated[int | None, typer.Option(help=_STREAMS_OF_ONE)] = None,
     max_token_rpcs: Annotated[int | None, typer.Option(help=_RPCS_OF_ONE)] = None,

@@ -67,7 +67,7 @@ class RpcMetrics:
         direct = counter(
             "rollout_buffer_direct_bytes",
             "Bytes of groups that passed the service by: their clients wrote them to the store, or were told where to "
-            "read them there.",
+            "read them there. Groups that came by WritePayload count here too when they are pushed.",
             ["method"],
         )
         lost = counter(
@@ -97,8 +97,8 @@ class RpcMetrics:
         self._aged = {method: aged.labels(method) for method in ("PushGroups", "WatchWeights")}
         self._tally = Tally()
         # Looking up a label costs more than counting.
-        self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup")}
-        self._sent = {method: sent.labels(method) for method in ("PullBatch",)}
+        self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup", "WritePayload")}
+        self._sent = {method: sent.labels(method) for method in ("PullBatch", "ReadPayload")}
         self._direct = {method: direct.labels(method) for method in ("PushGroups", "PushGroup", "PullBatch")}
         self._lost = {found: lost.labels(found) for found in FOUND}
         self._pushed = {kind: pushed.labels(kind.value) for kind in ops.PushKind if kind not in OF_RESULTS}

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from buffer_service.domain.ports import RunStore
 from buffer_service.observability.metrics import RpcMetrics
+from buffer_service.rpc.convert.groups import Limits
 from buffer_service.rpc.convert.policies import QuotaBounds
 from buffer_service.rpc.flow.ages import StreamAges
 from buffer_service.rpc.flow.budget import READERS, ByteBudget, StreamSlots
@@ -30,6 +31,7 @@ from buffer_service.rpc.servicers.evaluations import EvaluationServicer
 from buffer_service.rpc.servicers.groups import GroupServicer
 from buffer_service.rpc.servicers.inspection import InspectServicer
 from buffer_service.rpc.servicers.payloads import PayloadServicer
+from buffer_service.rpc.streams.parts import PartStreams
 from buffer_service.rpc.streams.pull import PullStream
 from buffer_service.rpc.streams.push import PushParts
 from buffer_service.rpc.streams.weights import WeightsFeed
@@ -38,6 +40,7 @@ from buffer_service.security.gate import Gate
 from buffer_service.security.shares import Shares
 from buffer_wire.connection.channel import server_options
 from buffer_wire.limits import MAX_MESSAGE_BYTES
+from buffer_wire.payloads.keys import PART_BYTES
 from rollout_buffer.v1 import (
     batches_pb2,
     evaluations_pb2,
@@ -46,7 +49,6 @@ from rollout_buffer.v1 import (
     inspect_pb2,
     inspect_pb2_grpc,
     payloads_pb2,
-    payloads_pb2_grpc,
     runs_pb2,
     runs_pb2_grpc,
     tasks_pb2,
@@ -101,8 +103,9 @@ class RpcServer:
 def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, gate: Gate) -> RpcServer:
     """Put a server together on a store; its port is added by the caller."""
     metrics = RpcMetrics(registry)
+    limits = Limits(settings.max_message_bytes, settings.most_group_bytes)
     options = server_options(
-        settings.max_message_bytes,
+        max(settings.max_message_bytes, PART_BYTES),
         max_connections=settings.max_connections,
         connection_age_s=settings.connection_age_s,
     )
@@ -117,12 +120,15 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     # Apart, so that neither direction can keep the other from going on; the last quarter is for gRPC's own buffers.
     incoming = Room(settings.blocked_bytes // 4, metrics.holds("in"))
     outgoing = Room(settings.blocked_bytes // 2, metrics.holds("out"))
-    groups = GroupServicer(
-        PushParts(store, pushes, budget, Incoming(incoming), drain, ages, metrics, settings.max_message_bytes), slots
-    )
-    batches = loop.BatchServicer(store, PullStream(store, lines, outgoing, metrics, settings.direct_from_bytes), slots)
+    groups = GroupServicer(PushParts(store, pushes, budget, Incoming(incoming), drain, ages, metrics, limits), slots)
+    pulls = PullStream(store, lines, outgoing, metrics, settings.direct_from_bytes, settings.max_message_bytes)
+    batches = loop.BatchServicer(store, pulls, slots)
+    parts = PartStreams(store, Incoming(incoming), outgoing, budget, drain, metrics, limits)
+    payloads = PayloadServicer(store, settings, parts, slots)
     weights = loop.WeightServicer(store, WeightsFeed(store, lines, ages))
-    server.add_generic_rpc_handlers((_group_handlers(groups), _batch_handlers(batches), _weight_handlers(weights)))
+    server.add_generic_rpc_handlers(
+        (_group_handlers(groups), _payload_handlers(payloads), _batch_handlers(batches), _weight_handlers(weights))
+    )
     bounds = QuotaBounds(settings.max_run_groups, settings.max_run_tokens, settings.max_run_bytes)
     runs_pb2_grpc.add_RunServiceServicer_to_server(loop.RunServicer(store, bounds, readers), server)
     # Workers take no larger messages than the default, whatever this service takes.
@@ -132,7 +138,6 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     )
     evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, readers), server)
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
-    payloads_pb2_grpc.add_PayloadServiceServicer_to_server(PayloadServicer(store, settings), server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -149,6 +154,22 @@ def _group_handlers(groups: GroupServicer) -> "grpc.GenericRpcHandler[bytes, byt
             "PushGroups": grpc.stream_stream_rpc_method_handler(groups.PushGroups),
             # The same on the wire as a unary method, whose message gRPC would read before anybody is asked.
             "PushGroup": grpc.stream_unary_rpc_method_handler(groups.PushGroup),
+        },
+    )
+
+
+def _payload_handlers(payloads: PayloadServicer) -> "grpc.GenericRpcHandler[Any, Any]":
+    request, access = payloads_pb2.PayloadAccessRequest, payloads_pb2.PayloadAccess
+    return grpc.method_handlers_generic_handler(
+        "rollout_buffer.v1.PayloadService",
+        {
+            "GetWriteAccess": _unary(payloads.GetWriteAccess, request, access),
+            "GetReadAccess": _unary(payloads.GetReadAccess, request, access),
+            "WritePayload": grpc.stream_unary_rpc_method_handler(payloads.WritePayload),  # type: ignore[arg-type]
+            "ReadPayload": grpc.unary_stream_rpc_method_handler(
+                payloads.ReadPayload,  # type: ignore[arg-type]
+                payloads_pb2.ReadPayloadRequest.FromString,
+            ),
         },
     )
 

@@ -48,6 +48,7 @@ def call(
     make: Any = {
         (False, False): channel.unary_unary,
         (False, True): channel.unary_stream,
+        (True, False): channel.stream_unary,
         (True, True): channel.stream_stream,
     }[method.client_streaming, method.server_streaming]
     sent: Any = iter(messages) if method.client_streaming else messages[0]

@@ -127,7 +127,8 @@ async def test_an_old_trouble_does_not_hide_why_a_client_is_offered_nothing() ->
         store = await RedisRunStore.connect(server.url, timeout_s=10)
         run = Run(store)
         await run.create()
-        servicer = PayloadServicer(store, Settings().for_rpc())
+        unused: Any = None
+        servicer = PayloadServicer(store, Settings().for_rpc(), parts=unused, slots=unused)
         ref = common_pb2.RunRef(run_id=run.run_id)
         request = payloads_pb2.PayloadAccessRequest(run=ref, client_id="w", trouble="refused")
         access = await servicer.GetWriteAccess(request, cast("Any", Elsewhere()))

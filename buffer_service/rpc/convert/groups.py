@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import floor
 from struct import Struct
@@ -14,11 +15,11 @@ from buffer_service.rpc.convert import fields
 from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_service.rules.totals import MOST, MOST_BEHIND
 from buffer_wire import limits
-from buffer_wire.codec import MalformedMessage, PushBundle, group_head, split_pushed
+from buffer_wire.codec import MalformedMessage, PushBundle, group_head, split_pushed, usual_head
 from buffer_wire.enums import numbers
 from buffer_wire.errors import EvaluationsFull, InvalidField, RolloutBufferError, UnknownLease
 from buffer_wire.layout import payload_bytes
-from buffer_wire.payloads.keys import NONCE_BYTES, group_checksum, payload_checksum
+from buffer_wire.payloads.keys import NONCE_BYTES, group_checksum, part_count, payload_checksum
 from buffer_wire.revision import Revision
 from buffer_wire.status import to_detail
 from buffer_wire.validate import GroupSummary, check_group
@@ -43,7 +44,27 @@ def check_bundle(bundle: PushBundle, expected_sequence: int) -> None:
         raise InvalidField("sequence", bundle.sequence, f"{expected_sequence}: it rises by one from 1 within a stream")
 
 
-def new_group(body: memoryview, max_payload_bytes: int) -> ops.NewGroup:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Largest payloads, in bytes: of a group in one message or under one key, and of a group in parts."""
+
+    message_bytes: int
+    group_bytes: int
+
+    def check(self, size_bytes: int, parts: int, sink: ops.TaskSink) -> None:
+        """Check a payload in so many parts (0: under one key). Raises InvalidField."""
+        if sink is not ops.TaskSink.QUEUE and size_bytes > self.message_bytes:
+            limit = f"at most {self.message_bytes} bytes for the result of an evaluation (max_message_bytes)"
+        elif parts and size_bytes > self.group_bytes:
+            limit = f"at most {self.group_bytes} bytes (max_group_bytes)"
+        elif not parts and size_bytes > self.message_bytes:
+            limit = f"at most {self.message_bytes} bytes (max_message_bytes); in parts, {self.group_bytes}"
+        else:
+            return
+        raise InvalidField("payload", f"{size_bytes} bytes", limit)
+
+
+def new_group(body: memoryview, most: Limits) -> ops.NewGroup:
     """A checked group. Raises InvalidField."""
     try:
         head, payload, stored = split_pushed(body)
@@ -52,28 +73,32 @@ def new_group(body: memoryview, max_payload_bytes: int) -> ops.NewGroup:
         raise InvalidField("group", f"{len(body)} bytes", f"a serialized Group ({error})") from None
     if len(head) > limits.MAX_HEADER_BYTES:
         raise InvalidField("header", f"{len(head)} bytes", f"at most {limits.MAX_HEADER_BYTES} bytes")
-    if len(payload) > max_payload_bytes:
-        raise InvalidField("payload", f"{len(payload)} bytes", f"at most {max_payload_bytes} bytes")
+    most.check(len(payload), 0, ops.TaskSink.QUEUE)
     summary = check_group(header, None if stored else len(payload))
     fields.number(header.first_revision, "first_revision", 0, MOST)
     fields.lease_id(header.lease_id, low=0)
     if stored is None:
-        return ops.NewGroup(_facts(header, summary, len(body)), body, group_checksum(head, payload_checksum(payload)))
+        checksum = group_checksum(head, payload_checksum(payload))
+        # Parts are for a group as it is nearly always written, since whoever checks them sees its head alone.
+        parts = part_count(len(body)) if usual_head(body, len(body)) else 0
+        return ops.NewGroup(_facts(header, summary, len(body)), body, checksum, parts=parts)
     if payload:
         raise InvalidField("payload", f"{len(payload)} bytes", "none where `stored` says where it lies")
     if len(stored.nonce) != NONCE_BYTES:
         raise InvalidField("stored.nonce", f"{len(stored.nonce)} bytes", f"{NONCE_BYTES} bytes")
     lies = payload_bytes(header)
-    if lies > max_payload_bytes:
-        raise InvalidField("payload", f"{lies} bytes", f"at most {max_payload_bytes} bytes")
-    facts = _facts(header, summary, len(group_head(head, lies)) + lies, stored=True)
-    return ops.NewGroup(facts, b"", group_checksum(head, stored.checksum), stored.nonce)
+    most.check(lies, stored.parts, ops.sink_of(header.lease_id))
+    size = len(group_head(head, lies)) + lies
+    if stored.parts not in (0, part_count(size)):
+        raise InvalidField("stored.parts", stored.parts, f"{part_count(size)} for a group of {size} bytes, or 0")
+    facts = _facts(header, summary, size, stored=True)
+    return ops.NewGroup(facts, b"", group_checksum(head, stored.checksum), stored.nonce, stored.parts)
 
 
-def entry(body: memoryview, max_payload_bytes: int) -> Entry:
+def entry(body: memoryview, most: Limits) -> Entry:
     """The group to push, or the acknowledgement that refuses it."""
     try:
-        return new_group(body, max_payload_bytes)
+        return new_group(body, most)
     except InvalidField as error:
         return refusal(error)
 

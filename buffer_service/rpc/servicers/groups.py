@@ -71,6 +71,6 @@ class GroupServicer:
         run_id, seen = fields.run_ref(bundle.run)
         if not bundle.groups:
             raise InvalidField("group", "unset", "set")
-        entries = [groups.entry(bundle.groups[0], self.parts.max_payload_bytes)]
+        entries = [groups.entry(bundle.groups[0], self.parts.limits)]
         self.parts.metrics.direct("PushGroup", groups.direct_bytes(entries))
         return run_id, seen, entries

@@ -1,5 +1,6 @@
-"""The RPCs of access to the store, for payloads that clients write and read themselves."""
+"""The RPCs of payloads: access to the store for clients that write and read them there, and parts for the others."""
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,13 @@ from buffer_service.domain import ops
 from buffer_service.domain.ops import Direction
 from buffer_service.domain.ports import RunStore, UsersRefused
 from buffer_service.rpc.convert import fields
+from buffer_service.rpc.flow.budget import StreamSlots
+from buffer_service.rpc.flow.room import RawContext
 from buffer_service.rpc.payload_addresses import Offer, offer
+from buffer_service.rpc.streams.parts import PartStreams
 from buffer_service.rpc_settings import RpcSettings
+from buffer_service.security.gate import caller
 from rollout_buffer.v1 import payloads_pb2 as pb
-from rollout_buffer.v1 import payloads_pb2_grpc
 
 log = structlog.get_logger(__name__)
 
@@ -31,11 +35,16 @@ RELAYED_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
-    """Servicer that lets clients in at the store, and notes those that relay nevertheless."""
+class PayloadServicer:
+    """Servicer that lets clients in at the store, and notes those that relay nevertheless.
+
+    WritePayload is handed bytes, and ReadPayload hands them back, so that no part is parsed by protobuf.
+    """
 
     store: RunStore
     settings: RpcSettings
+    parts: PartStreams
+    slots: StreamSlots
 
     async def GetWriteAccess(self, request: pb.PayloadAccessRequest, context: Context) -> pb.PayloadAccess:
         """Access with which new payloads can be written."""
@@ -44,6 +53,17 @@ class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
     async def GetReadAccess(self, request: pb.PayloadAccessRequest, context: Context) -> pb.PayloadAccess:
         """Access with which payloads can be read."""
         return await self._access(request, context, Direction.READ, self.settings.payload_reader)
+
+    async def WritePayload(self, _requests: AsyncIterator[bytes], context: RawContext) -> bytes:
+        """Write a payload in parts for a client that cannot reach the store."""
+        with self.slots.slot(caller().token_id):
+            written = await self.parts.write(context)
+        return pb.WritePayloadResponse(written_bytes=written).SerializeToString()
+
+    async def ReadPayload(self, request: pb.ReadPayloadRequest, context: RawContext) -> None:
+        """Send the parts of a payload to a client that cannot reach the store."""
+        with self.slots.slot(caller().token_id):
+            await self.parts.read(request, context)
 
     async def _access(
         self, request: pb.PayloadAccessRequest, context: Context, direction: Direction, named: str
@@ -54,7 +74,7 @@ class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
         if self.settings.direct_payloads is False:
             # Nobody relays against anybody's will.
             await self._note(run_id, direction, client_id, "")
-            return _relayed("the service was started with --no-direct-payloads")
+            return self._relayed("the service was started with --no-direct-payloads")
         # A client of a cluster may have met a change of it before the service did.
         place = await self.store.payload_place(anew=bool(trouble))
         offered = offer(self.settings, place, context.peer(), knows_shards=request.knows_shards)
@@ -73,7 +93,7 @@ class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
                 log.warning("a client's payloads are relayed", **client, why=why)
             else:
                 log.info("a client's payloads go directly again", **client)
-        return self._granted(offered, user, place) if user else _relayed(why)
+        return self._granted(offered, user, place) if user else self._relayed(why)
 
     async def _note(self, run_id: str, direction: Direction, client_id: str, why: str) -> ops.NotedClient:
         return await self.store.call(commands.note_client(run_id, direction, client_id, why))
@@ -89,11 +109,15 @@ class PayloadServicer(payloads_pb2_grpc.PayloadServiceServicer):
             direct_from_bytes=self.settings.direct_from_bytes,
             unpushed_ms=ops.UNPUSHED_MS,
             valid_ms=user.valid_ms,
+            max_group_bytes=self.settings.most_group_bytes,
         )
 
-
-def _relayed(why: str) -> pb.PayloadAccess:
-    return pb.PayloadAccess(relayed_because=why[:MAX_TROUBLE_CHARS], valid_ms=RELAYED_MS)
+    def _relayed(self, why: str) -> pb.PayloadAccess:
+        return pb.PayloadAccess(
+            relayed_because=why[:MAX_TROUBLE_CHARS],
+            valid_ms=RELAYED_MS,
+            max_group_bytes=self.settings.most_group_bytes,
+        )
 
 
 def _named(user: str) -> ops.StoreUser | None:

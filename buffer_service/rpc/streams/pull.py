@@ -5,14 +5,15 @@ smaller; so is one that is not what its key says: a client may have written anyt
 is then simply repeated. After it the batch's facts are on their way, so the client is told to repeat it.
 
 Large groups of a client that reads from the store itself are sent as their keys. They are not read here, take no room,
-and stand in the stream where they stand in the step.
+and stand in the stream where they stand in the step. Groups larger than a message are sent as keys to whoever reads
+parts. Those of a client that does not read from the store are checked first, part by part.
 
 A commit and a checkpoint that come with the pull are done first, one after the other: what is refused ends the call.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Self, TypeAlias
 
 import structlog
@@ -28,8 +29,10 @@ from buffer_service.rpc.convert import fields
 from buffer_service.rpc.flow.room import RawContext, Room, Share
 from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_wire.codec import Delivered, join_pull
-from buffer_wire.errors import BatchNotReady, NotReady, StoreFault
-from buffer_wire.payloads.keys import is_of, size_of
+from buffer_wire.errors import BatchNotReady, InvalidField, NotReady, StoreFault
+from buffer_wire.limits import MAX_HEADER_BYTES
+from buffer_wire.payloads.keys import is_of, part_keys, parts_of, size_of
+from buffer_wire.payloads.parts import PartsCheck
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import batches_pb2 as pb
 
@@ -55,12 +58,15 @@ class PullStream:
         room: Room,
         metrics: RpcMetrics,
         direct_from_bytes: int,
+        message_bytes: int,
     ) -> None:
         self._store = store
         self._lines = lines
         self._room = room
         self._metrics = metrics
         self._direct_from_bytes = direct_from_bytes
+        self._most_bytes = message_bytes + MAX_HEADER_BYTES
+        """Largest group that a message carries."""
 
     async def run(self, request: pb.PullBatchRequest, run_id: str, pull: ops.Pull, context: RawContext) -> None:
         """Raises BatchNotReady when the wait passes, and what the store raises."""
@@ -130,6 +136,8 @@ class PullStream:
         """Stream the shard; False when it has to be pulled again and nothing was sent: groups were `reported` lost."""
         opened = False
         by_key = frozenset(group.payload_key for group in batch.shard if self._goes_by_key(request, group))
+        if by_key and not request.direct and not await self._are_whole(run_id, request, batch, by_key, reported):
+            return False
         async with _Reads(self._store, self._room, run_id, batch.shard, by_key) as reads:
             while True:
                 groups, bodies, share = await reads.next()
@@ -143,7 +151,8 @@ class PullStream:
                 facts = b"" if opened else _facts(batch.revision, info)
                 opened = True
                 reads.ahead()
-                self._metrics.direct("PullBatch", sum(size_of(one.payload_key) for one in found if one.payload_key))
+                if request.direct:
+                    self._metrics.direct("PullBatch", sum(size_of(one.payload_key) for one in found if one.payload_key))
                 for message in _messages(facts, batch.revision, found):
                     self._metrics.sent("PullBatch", len(message))
                     async with self._room.of_client(share):
@@ -154,7 +163,41 @@ class PullStream:
                     return True
 
     def _goes_by_key(self, request: pb.PullBatchRequest, group: ops.ShardGroup) -> bool:
-        return request.direct and size_of(group.payload_key) >= self._direct_from_bytes
+        """True where the group is sent as its key. Raises InvalidField where it can be sent in no way."""
+        size, in_parts = size_of(group.payload_key), parts_of(group.payload_key) > 0
+        if request.direct and size >= self._direct_from_bytes and (request.reads_parts or not in_parts):
+            return True
+        if size <= self._most_bytes:
+            return False
+        if not request.reads_parts or not in_parts:
+            raise InvalidField(
+                "reads_parts",
+                "false",
+                f"true: group {group.group_id} has {size} bytes, and a message at most {self._most_bytes}",
+            )
+        return True
+
+    async def _are_whole(
+        self, run_id: str, request: pb.PullBatchRequest, batch: ops.Batch, keys: Iterable[str], reported: set[str]
+    ) -> bool:
+        """Check groups that the client is to read by ReadPayload; False after those that are not whole were `reported`
+        lost.
+        """
+        gone, damaged = [], []
+        for key in keys:
+            check = PartsCheck(key)
+            for part in part_keys(key):
+                with await self._room.take(part.size):
+                    body = await self._store.read_part(part.key)
+                    if body is None:
+                        gone.append(key)
+                        break
+                    check.see(body)
+                    del body
+            else:
+                if not check.is_good:
+                    damaged.append(key)
+        return not await self._reported_lost(run_id, request, batch, gone, damaged, reported)
 
     async def _settle_lost(
         self,
@@ -175,13 +218,25 @@ class PullStream:
             else:
                 key = group.payload_key if body is _BY_KEY else ""
                 found.append(Delivered(body, group.sequence, group.head_version, group.tail_version, key))
+        return None if await self._reported_lost(run_id, request, batch, gone, damaged, reported) else found
+
+    async def _reported_lost(
+        self,
+        run_id: str,
+        request: pb.PullBatchRequest,
+        batch: ops.Batch,
+        gone: Sequence[str],
+        damaged: Sequence[str],
+        reported: set[str],
+    ) -> bool:
+        """Report payloads lost; False where there are none."""
         if not gone and not damaged:
-            return found
+            return False
         log.warning("payloads lost", run=run_id, step=batch.step, gone=gone, damaged=damaged)
         self._metrics.lost(gone=len(gone), damaged=len(damaged))
         await self._store.call(commands.report_lost(run_id, request.term, batch.step, [*gone, *damaged]))
         reported.update(gone, damaged)
-        return None
+        return True
 
 
 def _of_micro_batch(policy: RunPolicy, pull: ops.Pull, short: ops.Short) -> str:

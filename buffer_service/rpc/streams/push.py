@@ -57,7 +57,7 @@ class PushParts:
     drain: Drain
     ages: StreamAges
     metrics: RpcMetrics
-    max_payload_bytes: int
+    limits: convert.Limits
 
 
 class PushStream:
@@ -148,7 +148,7 @@ class PushStream:
             if len(entries) % ops.PORTION == ops.PORTION - 1:
                 # A bundle of small groups takes 10 ms: pulls and other streams have their turn in between.
                 await asyncio.sleep(0)
-            entries.append(convert.entry(body, self._parts.max_payload_bytes))
+            entries.append(convert.entry(body, self._parts.limits))
         self._parts.metrics.direct("PushGroups", convert.direct_bytes(entries))
         run_id, seen = fields.run_ref(bundle.run)
         self._read.append(_Bundle(run_id, seen, sequence, size, entries, share))
