@@ -193,6 +193,8 @@ class Settings(BaseSettings):
 
     def _check_payloads(self) -> None:
         listen = Address.parse(self.payload_listen) if self.payload_listen else None
+        if self.payload_store and (listen is not None or self.payload_address):
+            raise ValueError("payload_listen and payload_address are of one server: a cluster names its own addresses")
         if listen is not None and self.store:
             raise ValueError("payload_listen is for the embedded store; one of its own has its own address")
         if listen is not None and listen.is_wildcard and not self.payload_address:
@@ -202,7 +204,7 @@ class Settings(BaseSettings):
         for name in ("payload_listen", "payload_address"):
             _check_told(name, getattr(self, name))
         users = self.payload_writer, self.payload_reader
-        if any(users) and not (self.store and all(user.partition(":")[2] for user in users)):
+        if any(users) and not ((self.store or self.payload_store) and all(user.partition(":")[2] for user in users)):
             raise ValueError("payload_writer and payload_reader are user:password of an external store: set both")
 
     def for_rpc(self) -> RpcSettings:

@@ -15,6 +15,7 @@ from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.users import PERIOD_MS, PayloadUsers
 from buffer_wire.payloads.access import StoreAccess
 from rollout_buffer.v1 import payloads_pb2 as pb
+from rollout_buffer.v1 import runs_pb2
 from tests.support.rpc import Rpc, RunRpc, connect
 from tests.support.service import ServiceProcess, running_service
 from tests.support.store_cluster import Node, StoreCluster, store_cluster
@@ -41,7 +42,8 @@ def service(cluster: StoreCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def rpc(service: ServiceProcess) -> Iterator[Rpc]:
-    with contextlib.closing(connect(service.address)) as connected:
+    connected = connect(service.address)
+    with contextlib.closing(connected.channel):
         yield connected
 
 
@@ -140,7 +142,7 @@ def test_a_deleted_runs_users_are_gone_from_every_node(rpc: Rpc, cluster: StoreC
     run = rpc.create()
     name = access(rpc, run, "GetReadAccess").username
     assert all(name in users(node) for node in cluster.nodes)
-    run.delete()
+    rpc.runs.DeleteRun(runs_pb2.DeleteRunRequest(run=run.ref))
     assert not any(name in users(node) for node in cluster.nodes)
 
 
@@ -195,9 +197,11 @@ def test_a_client_that_knows_no_shards_is_relayed_and_shown_with_the_reason(rpc:
 
 
 def test_the_operators_users_stand_in_on_a_cluster_too(cluster: StoreCluster, tmp_path: Path) -> None:
-    with (
-        running_service(tmp_path, payload_store=cluster.url, payload_writer="ops-w:secret") as service,
-        contextlib.closing(connect(service.address)) as rpc,
-    ):
+    named = ("env", "RB_PAYLOAD_WRITER=ops-w:secret", "RB_PAYLOAD_READER=ops-r:other")
+    service = ServiceProcess(tmp_path, {"payload_store": cluster.url, "rpc_processes": 1}, within=named)
+    service.start()
+    rpc = connect(service.address)
+    with contextlib.closing(rpc.channel):
         given = access(rpc, rpc.create(), "GetWriteAccess")
-        assert (given.username, given.password, len(given.shards)) == ("ops-w", "secret", 3)
+    assert service.stop() == 0
+    assert (given.username, given.password, len(given.shards)) == ("ops-w", "secret", 3)
