@@ -22,6 +22,7 @@ def push_portion(
     *,
     retry: bool,
     goes_on: bool = False,
+    there: bytes | None = None,
     seen_revision: Revision = NO_REVISION,
 ) -> Command[tuple[Revision, ops.WeightVersion, list[ops.Pushed | None]]]:
     """Push at most ops.PORTION groups by their facts and payload keys, or try again those that are blocked: revision,
@@ -36,12 +37,23 @@ def push_portion(
         return revision, ops.WeightVersion(term, version), pushed
 
     # A retry's are staged: they have been taken over.
-    written = [
+    written = [] if retry else _written(groups)
+    return Command(run_id, "push", arguments, unpacked, payloads, written, there)
+
+
+def payloads_of_push(
+    run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]], payloads: Sequence[tuple[str, ops.Buffer]]
+) -> Command[None]:
+    """Payloads of a push, to be stored before what it shares a call with is known. Not to be called."""
+    return Command(run_id, "push", b"", nothing, payloads, _written(groups))
+
+
+def _written(groups: Sequence[tuple[ops.GroupFacts, str]]) -> list[Written]:
+    return [
         Written(index, key, task_of(facts.task_id, facts.lease_id))
         for index, (facts, key) in enumerate(groups)
-        if facts.stored and not retry
+        if facts.stored
     ]
-    return Command(run_id, "push", arguments, unpacked, payloads, written)
 
 
 def abandon_push(run_id: str, payload_keys: Sequence[str]) -> Command[None]:

@@ -38,6 +38,8 @@ class Command(Generic[T_co]):
     """Payloads to store before the script indexes them: keys and bodies."""
     written: Sequence[Written] = ()
     """Payloads that their pushers have written to the store."""
+    there: bytes | None = None
+    """A digit for each group, 1 where its payload is there; None while the payloads were not stored."""
     again: bytes | None = None
     """Arguments of the calls that follow while the reply's tag is `more`; None: such a reply is one like others."""
     rest: "Command[Any] | None" = None

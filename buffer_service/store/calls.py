@@ -1,7 +1,7 @@
 """Calls: commands carried out on a connection, whose refusals are the contract's errors."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from buffer_service.commands import abandon_push
@@ -44,6 +44,18 @@ class Calls:
             await self.delete_trash(command.run_id)
         return result
 
+    @property
+    def stores_first(self) -> bool:
+        """True when payloads are stored before their script is run, not with it."""
+        return self._tier.stores_first
+
+    async def store(self, command: Command[Any]) -> bytes | None:
+        """Store the payloads of a command that is to be called later, by itself or with others; see PayloadTier.store.
+
+        Raises UnknownRun, NotReplicated, StoreFault.
+        """
+        return await self._with_payloads(command, self._tier.store)
+
     def note(self, run_id: str) -> None:
         """Note that the run exists."""
         self._known.add(run_id)
@@ -72,18 +84,21 @@ class Calls:
     async def _reply(self, command: Command[Any], arguments: bytes) -> tuple[str, Fields]:
         """Tag and fields of one call of the command's script. Raises what its refusal stands for."""
         if command.payloads or command.written:
-            return await self._reply_to_payloads(command)
+            return await self._with_payloads(command, self._reply_to_payloads)
         return parse(command.run_id, await self._connection.run(command, arguments))
 
     async def _reply_to_payloads(self, command: Command[Any]) -> tuple[str, Fields]:
-        """Run a command with payloads, and give its reply's tag and fields.
+        return parse(command.run_id, await self._tier.store_and_run(command))
+
+    async def _with_payloads(self, command: Command[Any], do: Callable[[Command[Any]], Awaitable[T]]) -> T:
+        """Do something with a command that has payloads.
 
         Nothing is written for a run that does not exist; a payload that the script did not take over is deleted.
         """
         run_id, keys = command.run_id, [key for key, _ in command.payloads]
         await self._check_exists(run_id)
         try:
-            return parse(run_id, await self._tier.store_and_run(command))
+            return await do(command)
         except UnknownRun:
             self._known.discard(run_id)
             await self._delete_staged(run_id, [*keys, *(written.key for written in command.written)])

@@ -1,7 +1,8 @@
 """Pushes: groups and their payloads, in portions that do not hold up the store.
 
 What several push to a run at the same time goes to the store in one call. A refusal of such a call is not yet that of
-each push in it: they are tried again one by one, and each has its own answer.
+each push in it: they are tried again one by one, and each has its own answer. Payloads on servers of their own are
+stored first, for each push by itself: nobody waits for the shards of others.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from buffer_service.commands import abandon_push
-from buffer_service.commands.groups import push_portion
+from buffer_service.commands.groups import payloads_of_push, push_portion
 from buffer_service.domain import ops
 from buffer_service.store.calls import Calls
 from buffer_service.store.recent import RecentPayloads
@@ -24,7 +25,7 @@ from buffer_wire.errors import (
     UnknownRun,
     UnprovenRevision,
 )
-from buffer_wire.payloads.keys import new_nonce, payload_key
+from buffer_wire.payloads.keys import new_nonce, payload_key, with_new_nonce
 from buffer_wire.revision import NO_REVISION, Revision
 
 JOINED_BYTES = 4 << 20
@@ -53,6 +54,8 @@ class _Portion:
 
     tries: Sequence[_Try]
     seen: Revision
+    there: bytes | None = None
+    """See Command.there."""
     result: ops.PushResult | None = None
     failure: RolloutBufferError | None = None
 
@@ -63,6 +66,10 @@ class _Portion:
     @property
     def size_bytes(self) -> int:
         return sum([len(one.body) for one in self.tries])
+
+    def payloads(self) -> list[tuple[str, ops.Buffer]]:
+        """Keys and bodies that are not in the store yet."""
+        return [(one.key, one.body) for one in self.tries if not one.facts.stored]
 
 
 class Pushing:
@@ -87,6 +94,7 @@ class Pushing:
         try:
             for its in _portions(tries):
                 portion = _Portion(its, seen_revision)
+                await self._store(run_id, portion)
                 await self._joined.join(run_id, portion)
                 results.append(_result(portion))
                 self._recent.put(
@@ -100,13 +108,20 @@ class Pushing:
             raise
         return _joined(results)
 
+    async def _store(self, run_id: str, portion: _Portion) -> None:
+        if self._calls.stores_first and portion.tries:
+            groups = [(one.facts, one.key) for one in portion.tries]
+            portion.there = await self._calls.store(payloads_of_push(run_id, groups, portion.payloads()))
+
     async def _push_portions(self, run_id: str, portions: Sequence[_Portion]) -> None:
         """Push portions of several pushes in one call. Each has its result or its failure then."""
         tries = [one for portion in portions for one in portion.tries]
+        payloads = [each for portion in portions for each in portion.payloads()]
+        there = b"".join([portion.there or b"" for portion in portions]) if self._calls.stores_first else None
         # Of all that was seen. Who names a revision that nobody gave out is refused alone, below.
         seen = max(portion.seen for portion in portions)
         try:
-            result = await self._decide(run_id, tries, seen_revision=seen)
+            result = await self._decide(run_id, tries, payloads, there=there, seen_revision=seen)
         except _NOTHING_RAN:
             if len(portions) == 1 or any(one.outcome for one in tries):
                 raise
@@ -116,7 +131,12 @@ class Pushing:
             portion.result = ops.PushResult(result.revision, _outcomes(portion.tries), result.published)
 
     async def _push_alone(self, run_id: str, portion: _Portion) -> None:
+        # The script has given up what lay under these.
+        for one in portion.tries:
+            if not one.facts.stored:
+                one.key = with_new_nonce(one.key)
         try:
+            await self._store(run_id, portion)
             await self._push_portions(run_id, [portion])
         except RolloutBufferError as error:
             portion.failure = error
@@ -132,23 +152,26 @@ class Pushing:
         self,
         run_id: str,
         tries: Sequence[_Try],
+        payloads: Sequence[tuple[str, ops.Buffer]] = (),
         *,
+        there: bytes | None = None,
         retry: bool = False,
         seen_revision: Revision = NO_REVISION,
     ) -> ops.PushResult:
         """Make one decision of the script, in several calls where much has to be dropped for it."""
         open_, goes_on = tries, False
-        payloads = [] if retry else [(one.key, one.body) for one in tries if not one.facts.stored]
         while True:
             groups = [(one.facts, one.key) for one in open_]
-            push = push_portion(run_id, groups, payloads, retry=retry, goes_on=goes_on, seen_revision=seen_revision)
+            push = push_portion(
+                run_id, groups, payloads, retry=retry, goes_on=goes_on, there=there, seen_revision=seen_revision
+            )
             revision, published, outcomes = await self._calls.call(push)
             for one, outcome in zip(open_, outcomes, strict=True):
                 one.outcome = outcome
             open_ = [one for one in open_ if one.outcome is None]
             if not open_:
                 return ops.PushResult(revision, _outcomes(tries), published)
-            payloads, retry, goes_on = [], True, True
+            payloads, there, retry, goes_on = (), None, True, True
 
 
 def _portions(tries: Sequence[_Try]) -> Iterator[Sequence[_Try]]:

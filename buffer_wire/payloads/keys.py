@@ -26,7 +26,7 @@ PORTION_BYTES = 4 << 20
 _REST = re.compile(r"[0-9a-f]{32}:[0-9a-f]{16}:[1-9][0-9]{0,9}(:[1-9][0-9]{0,2})?")
 
 
-_CHECKSUM, _SIZE, _PARTS = 4, 5, 6
+_NONCE, _CHECKSUM, _SIZE, _PARTS = 3, 4, 5, 6
 """Places of a key's fields."""
 
 
@@ -71,6 +71,13 @@ def part_count(size_bytes: int) -> int:
 def new_nonce() -> bytes:
     """128 random bits."""
     return secrets.token_bytes(NONCE_BYTES)
+
+
+def with_new_nonce(key: str) -> str:
+    """Another key for the same bytes."""
+    fields = key.split(":")
+    fields[_NONCE] = new_nonce().hex()
+    return ":".join(fields)
 
 
 def size_of(key: str) -> int:

@@ -31,17 +31,23 @@ from buffer_wire.resp.blocking import memory_of
 class ClusterPayloads:
     """Implements PayloadTier; `index` is the connection to the store that decides."""
 
+    stores_first = True
+
     def __init__(self, index: StoreConnection, shards: Shards, meter: CallMeter) -> None:
         self._index = index
         self._shards = shards
         self._meter = meter
 
-    async def store_and_run(self, command: Command[Any]) -> Buffer:
-        """See PayloadTier.store_and_run."""
+    async def store(self, command: Command[Any]) -> bytes:
+        """See PayloadTier.store."""
         staging = stage(command)
         _, (marks,) = parse(command.run_id, await self._index.run(staging, staging.arguments))
         wanted = await self._index.wanted(command.run_id)
-        there = await measured(self._meter, "put", self._store(command, marks, wanted))
+        return await measured(self._meter, "put", self._store(command, marks, wanted))
+
+    async def store_and_run(self, command: Command[Any]) -> Buffer:
+        """See PayloadTier.store_and_run."""
+        there = await self.store(command) if command.there is None else command.there
         if not command.written:
             return await self._index.run(command, command.arguments)
         reply = await self._index.run(command, command.arguments, there)

@@ -27,6 +27,11 @@ class Deleted:
 class PayloadTier(Protocol):
     """The place of payloads. Its errors are those of the transport."""
 
+    @property
+    def stores_first(self) -> bool:
+        """True when payloads are stored before their script is run, not with it."""
+        ...
+
     async def write_part(self, part_key: str, body: Buffer) -> bool:
         """Write a part of a payload as its pusher would have, to expire; False where there is one of that key."""
         ...
@@ -35,8 +40,14 @@ class PayloadTier(Protocol):
         """A part of a payload; None where it is gone."""
         ...
 
+    async def store(self, command: Command[Any]) -> bytes | None:
+        """Store a command's payloads, and take over those that pushers wrote, for its script to be run later; what the
+        script is to be told (Command.there). None where all of that is done with the script.
+        """
+        ...
+
     async def store_and_run(self, command: Command[Any]) -> Buffer:
-        """Store a command's payloads, take over those that pushers wrote, and run the script that indexes them."""
+        """Run the script that indexes a command's payloads, after `store` where that has not been done."""
         ...
 
     async def get(self, payload_keys: Sequence[str]) -> list[Buffer | None]:
@@ -55,8 +66,13 @@ class PayloadTier(Protocol):
 class WithIndex:
     """Payloads on the index's own server: one transaction stages and stores them, and runs the script."""
 
+    stores_first = False
+
     def __init__(self, connection: StoreConnection) -> None:
         self._connection = connection
+
+    async def store(self, command: Command[Any]) -> None:
+        """See PayloadTier.store."""
 
     async def store_and_run(self, command: Command[Any]) -> Buffer:
         """See PayloadTier.store_and_run. Scripts look at what pushers wrote by themselves."""
