@@ -2,8 +2,8 @@
 
 Invariants: every array is a read-only view, nothing is copied. So what was received in one piece stays in memory
 exactly as long as something refers to one of its arrays. A piece is a message of 1 MB, or up to 8 MiB read from the
-store. Arrays may be unaligned, which numpy handles. The first axis of a sample's per-token array is T, the tokens of
-prompt and response.
+store. Columns read from the store are aligned; relayed ones may not be, which numpy handles. The first axis of a
+sample's per-token array is T, the tokens of prompt and response.
 """
 
 import json

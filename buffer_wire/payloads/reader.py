@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.payloads.access import Place, StoreAccess
-from buffer_wire.payloads.asks import Ask, Unreadable, ahead, asks_for, checked_body, in_place_of_body
+from buffer_wire.payloads.arrivals import Arrival, arrivals_of
+from buffer_wire.payloads.asks import Ask, Unreadable, ahead, asks_for, in_place_of_body
 from buffer_wire.payloads.keys import PORTION_BYTES as ASYNC_PORTION_BYTES
-from buffer_wire.payloads.keys import is_key_of, size_of
+from buffer_wire.payloads.keys import is_key_of
 from buffer_wire.payloads.turns import Turns
 from buffer_wire.payloads.way import AsyncWay, OpenWay, WayLost
 from buffer_wire.resp.blocking import BlockingConnection, memory_of
@@ -110,18 +111,17 @@ class PayloadReader:
             raise Unreadable("not connected")
         asks = asks_for(keys, PORTION_BYTES, self._access)
         bodies: list[memoryview] = []
-        sent, whole = 0, memory_of(0)
+        arrivals: deque[Arrival] = deque()
+        sent = 0
         for ask, until in zip(asks, ahead(asks, PORTION_BYTES), strict=True):
             self._send(asks[sent:until])
             sent = until
+            if not ask.start:
+                arrivals = deque(arrivals_of(ask.keys))
             with self._blamed(ask.shard):
-                if not ask.part:
-                    bodies += map(checked_body, ask.keys, self._came(ask))
-                    continue
-                whole = whole if ask.start else memory_of(sum(map(size_of, ask.keys)))
-                self._came(ask, whole)
-                if ask.ends:
-                    bodies.append(checked_body(ask.ends, whole[ask.stop - size_of(ask.ends) : ask.stop]))
+                self._receive(ask, arrivals)
+                whole = len(ask.keys) if not ask.part else 1 if ask.ends else 0
+                bodies += [arrivals.popleft().checked() for _ in range(whole)]
         return bodies
 
     def _send(self, asks: Sequence[Ask]) -> None:
@@ -129,19 +129,15 @@ class PayloadReader:
             with self._blamed(shard):
                 self._nodes[shard][1].send([ask.command for ask in asks if ask.shard == shard], READ_TIMEOUT_S)
 
-    def _came(self, ask: Ask, whole: memoryview | None = None) -> list[memoryview]:
-        """Receive an ask's payloads, or its part into its place in `whole`."""
-        connection, came = self._nodes[ask.shard][1], []
+    def _receive(self, ask: Ask, arrivals: Sequence[Arrival]) -> None:
+        """Receive an ask's payloads, or its part of the first."""
+        coming = [arrivals[0].part(ask.size)] if ask.part else arrivals
         try:
-            if whole is None:
-                came = connection.expect_bodies([size_of(key) for key in ask.keys], READ_TIMEOUT_S)
-            else:
-                connection.expect_body(whole[ask.start : ask.stop], READ_TIMEOUT_S)
+            self._nodes[ask.shard][1].expect_bodies(coming, READ_TIMEOUT_S, in_array=not ask.part)
         except OtherReply as error:
             key = ask.part or ask.keys[min(error.index, len(ask.keys) - 1)]
             raise Unreadable(f"{key} {in_place_of_body(error.line)}") from error
         self._turns.passed()
-        return came
 
     @contextlib.contextmanager
     def _blamed(self, shard: int) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """A blocking connection to a store, for replies whose sizes are known before they come.
 
-All bodies of a reply are received straight into one piece of memory, framing between them. Invariants: every wait ends
-by its deadline. After any error the connection is of no use, for what is left of the reply has not been read.
+Bodies are received straight into the memory that their receivers name. Invariants: every wait ends by its deadline.
+After any error the connection is of no use, for what is left of the reply has not been read.
 """
 
 import contextlib
@@ -10,17 +10,33 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
-from typing import NoReturn, Self
+from typing import NoReturn, Protocol, Self
 
 import numpy as np
 
 from buffer_wire.resp.encoding import Parts, encode
 from buffer_wire.resp.errors import ConnectionLost, OtherReply, ReplyError
 
+FIRST_BYTES = 6
+"""Bytes of a body that come before its memory is named; a shorter one comes whole."""
 _LINE_BYTES = 512
 """Longest line that is read, in bytes; only errors are longer, and they are cut off."""
 _HUGE_BYTES = 2 << 20
 """Size of a huge page. numpy asks the system for them in memory of at least two."""
+
+
+class Body(Protocol):
+    """Receiver of one body."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+
+    def begin(self, first: bytes) -> memoryview:
+        """Memory for all of the body, which begins with these FIRST_BYTES; the connection puts them there."""
+
+    def came(self, filled: int) -> None:
+        """Take note that so many bytes of the body are there."""
 
 
 class BlockingConnection:
@@ -28,6 +44,7 @@ class BlockingConnection:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self._is_tls = isinstance(connected, ssl.SSLSocket)
 
     @classmethod
     def to_unix(cls, path: str, timeout_s: float) -> Self:
@@ -79,71 +96,65 @@ class BlockingConnection:
         until = time.monotonic() + timeout_s
         memory, filled = memoryview(bytearray(_LINE_BYTES * count)), 0
         while bytes(memory[:filled]).count(b"\r\n") < count and filled < len(memory):
-            filled += self._receive(memory[filled:], until)
+            filled += self._receive(until, memory[filled:])
         for line in bytes(memory[:filled]).split(b"\r\n")[:count]:
             if line != b"+OK":
                 raise _error_of(line, 0)
 
-    def expect_bodies(self, sizes: Sequence[int], timeout_s: float) -> list[memoryview]:
-        """Wait for the reply to an MGET: bodies of exactly these sizes, views of one memory.
+    def expect_bodies(self, bodies: Sequence[Body], timeout_s: float, *, in_array: bool) -> None:
+        """Wait for bodies of exactly these sizes: the reply to an MGET (`in_array`), or the one to a GET.
 
         Raises ConnectionLost, OtherReply, ReplyError.
         """
         until = time.monotonic() + timeout_s
-        frames = [b"\r\n$%d\r\n" % size for size in sizes] + [b"\r\n"]
-        frames[0] = b"*%d%b" % (len(sizes), frames[0])
-        starts = [0]
-        for frame, size in zip(frames, sizes, strict=False):
-            starts.append(starts[-1] + len(frame) + size)
-        whole = starts[-1] + len(frames[-1])
-        memory = memory_of(max(whole, _LINE_BYTES))
-        filled = seen = 0
-        while filled < whole:
-            filled += self._receive(memory[filled:whole], until)
-            while seen < len(frames) and starts[seen] < filled:
-                start, frame = starts[seen], frames[seen]
-                came = memory[start : min(filled, start + len(frame))]
-                if came != frame[: len(came)]:
-                    self._differs(memory, start, filled, seen, until)
-                if len(came) < len(frame):
-                    break
-                seen += 1
-        return [
-            memory[start + len(frame) : start + len(frame) + size].toreadonly()
-            for start, frame, size in zip(starts, frames, sizes, strict=False)
-        ]
+        frames = [b"\r\n$%d\r\n" % body.size for body in bodies] + [b"\r\n"]
+        frames[0] = (b"*%d\r\n" % len(bodies) if in_array else b"") + frames[0][2:]
+        firsts = [min(FIRST_BYTES, body.size) for body in bodies] + [0]
+        line, ahead = memoryview(bytearray(_LINE_BYTES)), 0
+        for index, body in enumerate(bodies):
+            first = self._behind(line, ahead, frames[index], firsts[index], index, until)
+            memory, filled = body.begin(first), len(first)
+            size = len(memory)
+            memory[:filled] = first
+            # What is behind a body is received with its end.
+            beyond = line[: len(frames[index + 1]) + firsts[index + 1]]
+            while filled < size:
+                filled += self._receive(until, memory[filled:], beyond)
+                body.came(min(filled, size))
+            ahead = filled - size
+        self._behind(line, ahead, frames[-1], 0, len(bodies), until)
 
-    def expect_body(self, body: memoryview, timeout_s: float) -> None:
-        """Wait for the reply to a GET: exactly as many bytes as `body` has, which is filled with them.
+    def _behind(self, line: memoryview, filled: int, frame: bytes, count: int, index: int, until: float) -> bytes:
+        """Receive the frame, whose first `filled` bytes are there, and return so many bytes that come behind it."""
+        wanted = len(frame) + count
+        while True:
+            if line[: min(filled, len(frame))] != frame[:filled]:
+                self._differs(line, filled, index, until)
+            if filled == wanted:
+                return bytes(line[len(frame) : wanted])
+            filled += self._receive(until, line[filled:wanted])
 
-        Raises ConnectionLost, OtherReply, ReplyError.
-        """
-        until = time.monotonic() + timeout_s
-        for memory, frame in ((memory_of(_LINE_BYTES), b"$%d\r\n" % len(body)), (body, b""), (memory_of(2), b"\r\n")):
-            wanted, filled = len(frame) or len(memory), 0
-            while filled < wanted:
-                filled += self._receive(memory[filled:wanted], until)
-                if frame and memory[:filled] != frame[:filled]:
-                    self._differs(memory, 0, filled, 0, until)
-
-    def _differs(self, memory: memoryview, start: int, filled: int, index: int, until: float) -> NoReturn:
-        """Raise what the line says that came in place of the frame at `start`."""
-        stop = min(len(memory), start + _LINE_BYTES)
+    def _differs(self, memory: memoryview, filled: int, index: int, until: float) -> NoReturn:
+        """Raise what the line says that came in place of a frame."""
         while True:
             # The end of the body before it and the head of the array come first.
-            *lines, _ = bytes(memory[start:filled]).removeprefix(b"\r\n").split(b"\r\n")
+            *lines, _ = bytes(memory[:filled]).removeprefix(b"\r\n").split(b"\r\n")
             line = next((line for line in lines if not line.startswith(b"*")), None)
-            if line is not None or filled >= stop:
-                raise _error_of(line or bytes(memory[start:stop]), index)
-            filled += self._receive(memory[filled:stop], until)
+            if line is not None or filled >= len(memory):
+                raise _error_of(line or bytes(memory[:filled]), index)
+            filled += self._receive(until, memory[filled:])
 
-    def _receive(self, memory: memoryview, until: float) -> int:
+    def _receive(self, until: float, memory: memoryview, beyond: memoryview | None = None) -> int:
+        """Wait for bytes, and put them into the memory and, where they can be had in one call, beyond it."""
         left_s = until - time.monotonic()
         if left_s <= 0:
             raise ConnectionLost("no answer in time")
         self._socket.settimeout(left_s)
         try:
-            count = self._socket.recv_into(memory)
+            if beyond is None or self._is_tls:
+                count = self._socket.recv_into(memory)
+            else:
+                count = self._socket.recvmsg_into([memory, beyond])[0]
         except TimeoutError as error:
             raise ConnectionLost("no answer in time") from error
         except OSError as error:
