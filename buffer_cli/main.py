@@ -14,6 +14,7 @@ from buffer_cli.inspect.commands import inspect_app
 from buffer_cli.relay.commands import relay
 from buffer_cli.run.commands import run_app
 from buffer_cli.serve.commands import config_app, serve
+from buffer_cli.size.commands import size
 from buffer_cli.staleness.commands import lab, plan, simulate, worth
 from buffer_cli.status.commands import status
 from buffer_cli.token.commands import token_app
@@ -48,7 +49,7 @@ def _options(
     pass
 
 
-for command in (plan, simulate, lab, worth, serve, status, worker, relay):
+for command in (plan, simulate, lab, worth, size, serve, status, worker, relay):
     app.command()(command)
 for name, commands in {
     "config": config_app,

@@ -1,7 +1,7 @@
 """Writes into the docs what the code says better: tables of the rules, and the list of all files.
 
 A page says where: what stands between `<!-- rules: NAME -->` and `<!-- end of rules -->` is written from
-buffer_service/rules/ and buffer_service/domain/policy.py, or from the tree.
+buffer_service/rules/ and buffer_service/domain/policy.py, from what `rollout-buffer size` computes, or from the tree.
 
 usage: rules_tables.py [--check]   (--check: write nothing, fail if a page is out of date)
 """
@@ -10,11 +10,13 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import get_type_hints
 
+from buffer_cli.size import costs
+from buffer_cli.size.sizing import Fleet, Machines, size
 from buffer_service.domain.policy import ENUMS, MAY_BE_UNSET, UNSET, Between, RunPolicy
 from buffer_service.rules.filters import FILTERS, NO_REWARD_BOUND
 from buffer_service.rules.statistics import STATISTICS
@@ -97,6 +99,38 @@ def task_transitions() -> Iterator[str]:
     return _transitions(TASK_TRANSITIONS)
 
 
+def sizes() -> Iterator[str]:
+    """Sizes of some fleets, as `rollout-buffer size` computes them."""
+    yield from _head(
+        "run", "GPUs", "groups/s", "payloads", "held", "decisions, cores", "shards", "replicas", "gives out first"
+    )
+    for name, fleet in FLEETS.items():
+        for gpus in (1_024, 4_096, 16_384, 65_536):
+            sized = size(replace(fleet, gpus=gpus), Machines())
+            yield _row(
+                name,
+                f"{gpus:,}",
+                f"{sized.fleet.groups_per_s:,.0f}",
+                f"{sized.fleet.bytes_per_s / 1e9:.2f} GB/s",
+                f"{sized.held_bytes / 1e9:,.0f} GB",
+                f"{sized.decision_cores:.2f}",
+                f"{sized.shards or 'none'}",
+                f"{sized.replicas}",
+                sized.limit,
+            )
+
+
+def costs_of_sizes() -> Iterator[str]:
+    """Costs that sizes are computed from, and where they stand."""
+    yield from _head("cost", "rpc process", "store", "source in bench/results")
+    for name, call in costs.CALLS.items():
+        yield _row(name, f"{call.rpc_us:,.0f} µs", f"{call.store_us:,.0f} µs", call.source)
+    for name, way in costs.WAYS.items():
+        yield _row(name, f"{way.service_s} s/GB", f"{way.store_s} s/GB", way.source)
+    for name, one in costs.EACH.items():
+        yield _row(name, "", f"{one.value:,.4g}", one.source)
+
+
 def files() -> Iterator[str]:
     """Folders of the contract, the product and its deployment, and what each of their files says first."""
     kept = [one for root in ("proto", *PRODUCT, "deploy") for one in (ROOT / root).rglob("*") if one.suffix in OPENINGS]
@@ -134,7 +168,46 @@ def _said(file: Path) -> str:
     return re.split(r"(?<=\.)\s", " ".join(said.split()), maxsplit=1)[0].rstrip(".:")
 
 
+FLEETS: Mapping[str, Fleet] = {
+    "reasoning, 8 × 8k tokens, 9 bytes each": Fleet(
+        gpus=1, tokens_per_s=2_000, length=8_000, gpus_per_engine=8, groups_per_batch=1_024, retained_steps=4
+    ),
+    "short, 8 × 500 tokens, 9 bytes each, engines of one GPU": Fleet(
+        gpus=1, tokens_per_s=5_000, length=500, groups_per_batch=1_024, retained_steps=4
+    ),
+    "agentic, 8 × 128k tokens, 30 bytes each": Fleet(
+        gpus=1,
+        tokens_per_s=1_000,
+        length=128_000,
+        bytes_per_token=30,
+        gpus_per_engine=8,
+        groups_per_batch=512,
+        retained_steps=4,
+    ),
+    "routed experts, 8 × 8k tokens, 393 bytes each": Fleet(
+        gpus=1,
+        tokens_per_s=2_000,
+        length=8_000,
+        bytes_per_token=393,
+        gpus_per_engine=8,
+        groups_per_batch=1_024,
+        retained_steps=4,
+    ),
+    "routed experts, 8 × 16k tokens, 937 bytes each": Fleet(
+        gpus=1,
+        tokens_per_s=1_500,
+        length=16_000,
+        bytes_per_token=937,
+        gpus_per_engine=16,
+        groups_per_batch=1_024,
+        retained_steps=4,
+    ),
+}
+"""Fleets of the page on scale, but for their GPUs."""
+
 TABLES: Mapping[str, Callable[[], Iterable[str]]] = {
+    "sizes": sizes,
+    "costs of sizes": costs_of_sizes,
     "policy fields": policy_fields,
     "filters": filters,
     "statistics": statistics,
