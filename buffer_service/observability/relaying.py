@@ -13,10 +13,11 @@ RELAYED = {True: "pushes", False: "pulls"}
 
 def written(view: RunView) -> str:
     """Text of how much of what was accepted so far its pushers wrote to the store themselves."""
-    accepted, statistics = view.groups["accepted"], view.statistics
+    accepted, statistics, shards = view.groups["accepted"], view.statistics, view.payload_shards
+    to = f", to a cluster of {shards} shard{'s' if shards > 1 else ''}" if shards else ""
     return (
         f"{statistics['written_groups']:,} of {accepted.groups:,} accepted groups, "
-        f"{statistics['written_bytes']:,} of {accepted.bytes:,} bytes"
+        f"{statistics['written_bytes']:,} of {accepted.bytes:,} bytes{to}"
     )
 
 

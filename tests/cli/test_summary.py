@@ -1,5 +1,6 @@
 """Tests of what `rollout-buffer status` shows of a run's engines, and of the ways of its payloads."""
 
+from dataclasses import replace
 from io import StringIO
 
 from rich.console import Console
@@ -52,4 +53,7 @@ def test_what_pushers_wrote_themselves_is_shown_beside_what_was_accepted() -> No
     view = make_view(groups=amounts, statistics={"written_groups": 1_200, "written_bytes": 8_000_000})
     print_run(Console(file=(shown := StringIO()), width=200, highlight=False), view, estimate(view))
     lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
-    assert "pushed directly 1,200 of 1,502 accepted groups, 8,000,000 of 9,001,000 bytes" in lines
+    written = "pushed directly 1,200 of 1,502 accepted groups, 8,000,000 of 9,001,000 bytes"
+    assert written in lines
+    print_run(Console(file=shown, width=200, highlight=False), replace(view, payload_shards=3), estimate(view))
+    assert f"{written}, to a cluster of 3 shards" in " ".join(shown.getvalue().split())

@@ -65,7 +65,9 @@ def entered(node: Node, given: pb.PayloadAccess) -> Any:
 def test_access_names_every_shard_and_its_user_is_one_of_every_node(
     method: str, rpc: Rpc, cluster: StoreCluster
 ) -> None:
-    given = access(rpc, rpc.create(), method)
+    run = rpc.create()
+    assert run.get().payload_shards == 3
+    given = access(rpc, run, method)
     checked = StoreAccess.checked(given)
     assert not given.addresses
     assert {shard.address.port for shard in given.shards} == {cluster.primary(number).port for number in range(3)}

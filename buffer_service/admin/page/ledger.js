@@ -16,6 +16,11 @@ const WHY = {
 };
 const FILTERED = "filtered_";
 
+function whereTo(run) {
+  const shards = run.payload_shards;
+  return shards > 0 ? `, to a cluster of ${shards} shard${shards > 1 ? "s" : ""}` : "";
+}
+
 export function showLedger(run, rate) {
   const { groups, tasks } = run;
   badge(byId("groups-balance"), run.groups_balanced);
@@ -33,7 +38,7 @@ export function showLedger(run, rate) {
     ...["submitted", "pending", "leased", "completed", "failed", "cancelled"].map((state) => [state, count(tasks[state])]),
     ["feeder's cursor", count(run.cursor)],
     ...["granted", "returned", "expired", "cancelled"].map((end) => [`leases ${end}`, count(statistics[`leases_${end}`])]),
-    ["pushed directly", `${count(statistics.written_groups)} of ${count(groups.accepted.groups)} groups`],
+    ["pushed directly", `${count(statistics.written_groups)} of ${count(groups.accepted.groups)} groups${whereTo(run)}`],
   ]);
   listFacts(byId("steps"), [
     ["weights", `version ${run.published.version} of term ${run.term}`],

@@ -90,6 +90,8 @@ class RunView:
     """Counters of all engines' reloads, as totals.RELOAD_PHASES says."""
     relaying: Sequence[RelayingClient] = ()
     """Clients that relay payloads although they asked for access to the store, by id."""
+    payload_shards: int = 0
+    """Shards of the cluster on which payloads lie; 0: they lie beside what decides."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Statistics of each environment of an accepted group.
 

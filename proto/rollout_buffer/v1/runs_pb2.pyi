@@ -886,6 +886,7 @@ class Run(google.protobuf.message.Message):
     ESTIMATE_FIELD_NUMBER: builtins.int
     PUBLISHED_STEPS_FIELD_NUMBER: builtins.int
     RELAYING_FIELD_NUMBER: builtins.int
+    PAYLOAD_SHARDS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -910,6 +911,8 @@ class Run(google.protobuf.message.Message):
     """True after DrainRun."""
     published_steps: builtins.int
     """Steps below this one are in the published weights, or were when the trainer resumed. Unset by an older service."""
+    payload_shards: builtins.int
+    """Shards of the cluster on which payloads lie; 0: they lie beside what decides."""
     @property
     def policy(self) -> Global___RunPolicy:
         """The policy; in replies the effective one."""
@@ -976,9 +979,10 @@ class Run(google.protobuf.message.Message):
         estimate: Global___RunEstimate | None = ...,
         published_steps: builtins.int | None = ...,
         relaying: collections.abc.Iterable[Global___RelayingClient] | None = ...,
+        payload_shards: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_published_steps", b"_published_steps"]) -> typing.Literal["published_steps"] | None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
