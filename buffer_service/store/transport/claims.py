@@ -11,7 +11,7 @@ from typing import Any
 from buffer_service.commands.replies import pack, parse
 from buffer_service.domain.command import Command
 from buffer_service.store.keys import index_key, new_secret
-from buffer_service.store.scripts import load_scripts
+from buffer_service.store.scripts import Script
 from buffer_service.store.transport.refusals import Refusals, unrun
 from buffer_wire.errors import StoreOutOfDisk, StoreRolledBack, UnknownRun
 from buffer_wire.resp.encoding import Parts
@@ -22,8 +22,9 @@ from buffer_wire.resp.protocol import RespConnection
 class Claims:
     """Acknowledged revisions, and the servers that know them."""
 
-    def __init__(self, refusals: Refusals) -> None:
+    def __init__(self, refusals: Refusals, script: Script) -> None:
         self._refusals = refusals
+        self._script = script
         self._claimed: defaultdict[str, set[str]] = defaultdict(set)
         """Runs whose acknowledged revisions the primary was told, by the tenure in which it was told them."""
         self._acknowledged: dict[str, int] = {}
@@ -76,9 +77,8 @@ class Claims:
 
         Raises StoreRolledBack when the server has less; the run is then paused.
         """
-        claim = load_scripts()["claim"]
         arguments = pack(connection.tenure, self._acknowledged.get(run_id, 0), new_secret())
-        call = ("EVAL", claim.source, 1, index_key(run_id, "run"), arguments)
+        call = ("EVAL", self._script.source, 1, index_key(run_id, "run"), arguments)
         replies = await connection.request([call])
         refusal = unrun(replies)
         if refusal is None:

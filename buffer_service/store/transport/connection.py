@@ -56,7 +56,7 @@ class StoreConnection:
         self._reads = Link(self.primary)
         self._refusals = Refusals(self.name, embedded=embedded)
         self._exchange = Exchange(self.primary, self._refusals, timeout_s)
-        self._claims = Claims(self._refusals)
+        self._claims = Claims(self._refusals, self._scripts["claim"])
         self._replication = Replication(self._exchange.over(self._control))
         waits = Waits(self.name, lambda: self._exchange.over(Link(self.primary)))
         self._confirmation = Confirmation(
