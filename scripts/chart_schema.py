@@ -29,7 +29,7 @@ SOURCE = ROOT / "scripts/chart_schema.yaml"
 TARGET = ROOT / "deploy/helm/rollout-buffer/values.schema.json"
 
 CHART_SETTINGS = {
-    *("listen", "admin", "insecure", "data_dir", "store", "store_ca", "store_binary"),
+    *("listen", "admin", "insecure", "data_dir", "store", "store_ca", "payload_store", "store_binary"),
     "durability",
     *("tls_cert", "tls_key", "tls_client_ca", "admin_client_ca", "tokens_file"),
     *("direct_payloads", "payload_listen", "payload_address", "payload_writer", "payload_reader"),

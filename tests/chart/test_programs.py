@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from buffer_cli.main import app
-from buffer_cli.options import ServiceOptions
+from buffer_cli.options import ServiceOptions, WeightsOptions
 from buffer_cli.worker.start import to_options
 from buffer_service.settings import Settings
 from buffer_service.store.address import Address
@@ -36,7 +36,9 @@ def test_every_variable_of_the_service_is_a_setting_and_its_value_is_taken(value
     (pod,) = pods_of(values, "service")
     given = _settings_of(pod)
     if given["store"].startswith("<"):
-        given["store"] = "redis://in-a-secret:6379/0"
+        given["store"] = "rediss://in-a-secret:6379/0"
+    if given.get("payload_store", "").startswith("<"):
+        given["payload_store"] = "rediss+cluster://in-a-secret:6379"
     for name in ("payload_writer", "payload_reader"):
         if name in given:
             given[name] = "in:a-secret"
@@ -85,8 +87,8 @@ def _options_of(container: Document) -> WorkerOptions:
     chosen = command.commands[arguments[0]]
     made: list[WorkerOptions] = []
 
-    def run(service: ServiceOptions, **given: Any) -> int:
-        made.append(to_options(service, {name: value for name, value in given.items() if value is not None}))
+    def run(service: ServiceOptions, weights: WeightsOptions, **given: Any) -> int:
+        made.append(to_options(service, {name: value for name, value in given.items() if value is not None}, weights))
         return 0
 
     with mock.patch.dict(os.environ, variables, clear=True), mock.patch("buffer_cli.worker.start.run", run):

@@ -189,6 +189,7 @@ def test_network_policies_let_every_client_in(values: Path) -> None:
 def test_the_stores_port_is_open_to_clients_only_where_payloads_go_directly(values: Path) -> None:
     given = load(values.read_text())
     direct = given.get("service", {}).get("directPayloads", {}).get("enabled", False)
+    direct = direct and "payloads" not in given.get("store", {})
     trainers = given.get("networkPolicy", {}).get("trainers") or [{"podSelector": {}}]
     for policy in _policies_of(documents(values, "NetworkPolicy"), "store"):
         rules = [rule for rule in policy["spec"]["ingress"] if {"port": "valkey"} in rule["ports"]]

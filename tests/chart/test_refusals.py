@@ -31,6 +31,8 @@ BY_SCHEMA = {
     "a setting out of bounds": (OPEN + "service: {settings: {rpc_processes: 65}}", "64"),
     "a setting of another type": (OPEN + "service: {settings: {drain_grace_s: soon}}", "drain_grace_s"),
     "no replica": (OPEN + "service: {replicas: 0}", "replicas"),
+    "payloads at one server": (OPEN + "store: {payloads: {url: 'redis://h:6379/0'}}", "payloads"),
+    "a password in a cluster's URL": (OPEN + "store: {payloads: {url: 'redis+cluster://:pw@h:6379'}}", "payloads"),
     "a password in a URL": (OPEN + "store: {mode: external, external: {url: 'redis://:pw@h:6379/0'}}", "url"),
     "another store": (OPEN + "store: {mode: cluster}", "mode"),
     "two Sentinels": (OPEN + "store: {mode: sentinel, sentinel: {replicas: 2}}", "replicas"),
@@ -83,6 +85,24 @@ BY_TEMPLATE = {
     "an authority for a store without TLS": (
         OPEN + "store: {mode: external, external: {url: 'redis://h', ca: {secret: s}}}",
         "store.external.ca",
+    ),
+    "payloads at two addresses": (
+        OPEN + "store: {payloads: {url: 'redis+cluster://h', secret: s}}",
+        "store.payloads",
+    ),
+    "an authority for payloads without TLS": (
+        OPEN + "store: {payloads: {url: 'redis+cluster://h', ca: {secret: s}}}",
+        "store.payloads.ca",
+    ),
+    "two authorities": (
+        OPEN
+        + "store: {mode: external, external: {secret: a, ca: {secret: one}}, payloads: {secret: b, ca: {secret: two}}}",
+        "one file",
+    ),
+    "one address of a cluster": (
+        OPEN + "store: {payloads: {url: 'redis+cluster://h'}}\n"
+        "service: {directPayloads: {enabled: true, address: 'a:1'}}",
+        "service.directPayloads.address",
     ),
     "clients at a store without password": (
         OPEN + "service: {directPayloads: {enabled: true}}",

@@ -15,12 +15,13 @@ WITHOUT_SCHEMA = {"Certificate", "PrometheusRule", "ServiceMonitor"}
 """Kinds of operators, which are no part of Kubernetes."""
 
 
-def test_there_are_at_least_a_dozen_value_sets_beside_the_three_examples() -> None:
+def test_there_are_at_least_a_dozen_value_sets_beside_the_examples() -> None:
     assert len(list((CHART / "ci").glob("*-values.yaml"))) >= 12
     assert {path.name for path in (CHART / "examples").iterdir()} == {
         "one-node.yaml",
         "8-engines.yaml",
         "100-engines.yaml",
+        "1000-engines.yaml",
     }
 
 

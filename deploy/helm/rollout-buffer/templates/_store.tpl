@@ -13,25 +13,64 @@
 {{- else }}
   value: {{ required "store.external: mode external needs url, or secret with the URL" $store.external.url | quote }}
 {{- end }}
-{{- if $store.external.ca.secret }}
-{{- if and $store.external.url (not (regexMatch "^(rediss|valkeys)" $store.external.url)) -}}
-{{- fail "store.external.ca: the store's url has no TLS; begin it with rediss://" -}}
-{{- end }}
-- name: RB_STORE_CA
-  value: /etc/rollout-buffer/store-ca/ca.crt
-{{- end }}
 {{- else -}}
 {{- include "rb.storePasswordEnv" . }}
 - name: RB_STORE
   value: {{ include "rb.storeUrl" . | quote }}
 {{- end }}
+{{- if and $store.payloads.url $store.payloads.secret -}}
+{{- fail "store.payloads: give url or secret, not both" -}}
+{{- end }}
+{{- if $store.payloads.secret }}
+- name: RB_PAYLOAD_STORE
+  valueFrom:
+    secretKeyRef: {name: {{ $store.payloads.secret }}, key: {{ $store.payloads.key }}}
+{{- else if $store.payloads.url }}
+- name: RB_PAYLOAD_STORE
+  value: {{ $store.payloads.url | quote }}
+{{- end }}
+{{- if include "rb.storeCa" . }}
+- name: RB_STORE_CA
+  value: /etc/rollout-buffer/store-ca/ca.crt
+{{- end }}
+{{- end -}}
+
+{{/* The values external and payloads of the store, as far as they are used, by their names. */}}
+{{- define "rb.servers" -}}
+{{- $servers := dict -}}
+{{- if eq .Values.store.mode "external" -}}{{- $servers = set $servers "external" .Values.store.external -}}{{- end -}}
+{{- if include "rb.payloadsApart" . -}}{{- $servers = set $servers "payloads" .Values.store.payloads -}}{{- end -}}
+{{- toYaml $servers -}}
+{{- end -}}
+
+{{/* Whether payloads lie on a cluster of their own; nothing where they do not. */}}
+{{- define "rb.payloadsApart" -}}
+{{- with .Values.store.payloads -}}{{- if or .url .secret -}}true{{- end -}}{{- end -}}
+{{- end -}}
+
+{{/* The Secret and key with the authorities of servers with TLS, as YAML; nothing without one. */}}
+{{- define "rb.storeCa" -}}
+{{- $found := dict -}}
+{{- range $name, $server := include "rb.servers" . | fromYaml -}}
+{{- if $server.ca.secret -}}
+{{- if and $server.url (not (regexMatch "^(rediss|valkeys)" $server.url)) -}}
+{{- fail (printf "store.%s.ca: the store's url has no TLS; begin it with rediss" $name) -}}
+{{- end -}}
+{{- if and $found (ne (toJson $found) (toJson $server.ca)) -}}
+{{- fail "store.external.ca and store.payloads.ca: one file has the authorities of both; name the same" -}}
+{{- end -}}
+{{- $found = $server.ca -}}
+{{- end -}}
+{{- end -}}
+{{- if $found -}}{{- toYaml $found -}}{{- end -}}
 {{- end -}}
 
 {{/* Whether clients are let at the store, and by which address. */}}
 {{- define "rb.directEnv" -}}
 {{- $direct := .Values.service.directPayloads -}}
 {{- $store := .Values.store -}}
-{{- $bundled := ne $store.mode "external" -}}
+{{- $apart := include "rb.payloadsApart" . -}}
+{{- $bundled := and (ne $store.mode "external") (not $apart) -}}
 {{- if not $direct.enabled }}
 - name: RB_DIRECT_PAYLOADS
   value: "false"
@@ -42,7 +81,11 @@
 {{- if and $bundled $direct.users.secret -}}
 {{- fail "service.directPayloads.users: is for an external store; on the bundled one the service makes users itself" -}}
 {{- end -}}
-{{- $plain := or $bundled (and $store.external.url (not (regexMatch "^(rediss|valkeys)" $store.external.url))) -}}
+{{- if and $apart $direct.address -}}
+{{- fail "service.directPayloads.address: is of one server; a cluster of payloads names its own addresses" -}}
+{{- end -}}
+{{- $url := ternary $store.payloads.url $store.external.url (ne $apart "") -}}
+{{- $plain := or $bundled (and $url (not (regexMatch "^(rediss|valkeys)" $url))) -}}
 {{- if and $plain (include "rb.tlsOn" .) (not $direct.plainText) -}}
 {{- fail "service.directPayloads: the service has TLS and the store has none; set service.directPayloads.plainText=true to accept that, or use an external rediss:// store" -}}
 {{- end -}}
@@ -65,11 +108,6 @@
 {{- end }}
 {{- end }}
 {{- end }}
-{{- end -}}
-
-{{/* The Secret with the authority of an external store; nothing without one. */}}
-{{- define "rb.storeCaSecret" -}}
-{{- if eq .Values.store.mode "external" -}}{{ .Values.store.external.ca.secret }}{{- end -}}
 {{- end -}}
 
 {{- define "rb.storePasswordEnv" -}}
