@@ -7,15 +7,19 @@ call gives up only after `timeout_s` without an answer, or on an error that no r
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 import structlog
 
+from buffer_wire.codec import Buffer
 from buffer_wire.connection.access import Access
 from buffer_wire.connection.channels import Connector
 from buffer_wire.connection.retry import Backoff, Retry
+from buffer_wire.connection.stream_end import StreamEnd
 from buffer_wire.errors import RolloutBufferError, RunPaused, Unauthenticated, UnknownRun
+from buffer_wire.payloads.parts import NewPayload
+from buffer_wire.payloads.relayed import WRITE_METHOD, written_messages
 from buffer_wire.payloads.way import ASK_TIMEOUT_S
 from buffer_wire.revision import Claimable, Revision
 from buffer_wire.revisions import Revisions
@@ -35,8 +39,12 @@ from rollout_workers.versions import Version
 
 R = TypeVar("R")
 
+OfPayloads: TypeAlias = payloads_pb2.PayloadAccess | payloads_pb2.WritePayloadResponse
 PushStream = grpc.aio.StreamStreamCall[bytes, groups_pb2.PushGroupsResponse]
 WatchStream = grpc.aio.UnaryStreamCall[weights_pb2.WatchWeightsRequest, weights_pb2.WatchWeightsResponse]
+
+SLOWEST_BYTES_PER_S = 1 << 20
+"""Rate, in bytes a second, at which the service takes a payload at the slowest."""
 
 CALL_TIMEOUT_S = 15.0
 """Longest wait for one attempt, beyond what the request itself asks the service to wait."""
@@ -100,14 +108,16 @@ class ServiceClient:
         self._closing: set[asyncio.Future[None]] = set()
         """Former connections, with calls that have not ended."""
         self._waits: dict[str, WaitLog] = {}
+        self._max_group_bytes: int | None = None
+        """Limit that the service said last; None: it has said none yet."""
 
     def ref(self) -> common_pb2.RunRef:
         """The run, with the highest revision seen."""
         return self.revisions.ref(self.run_id)
 
-    def note(self, reply: Claimable | runs_pb2.GetRunResponse | payloads_pb2.PayloadAccess) -> None:
-        """Take the revision of a reply into account; that of a view acknowledges nothing, and access has none."""
-        if not isinstance(reply, runs_pb2.GetRunResponse | payloads_pb2.PayloadAccess):
+    def note(self, reply: Claimable | runs_pb2.GetRunResponse | OfPayloads) -> None:
+        """Take the revision of a reply into account; a view's acknowledges nothing, and those of payloads have none."""
+        if not isinstance(reply, runs_pb2.GetRunResponse | OfPayloads):
             self.revisions.note(self.run_id, Revision.of(reply))
 
     def met(self, error: RolloutBufferError) -> bool:
@@ -211,7 +221,45 @@ class ServiceClient:
             )
             return self._payloads.GetWriteAccess(request, timeout=allowed_s)
 
-        return await self.repeat("ask for access to the store", attempt, allowed_s)
+        access = await self.repeat("ask for access to the store", attempt, allowed_s)
+        self._max_group_bytes = access.max_group_bytes
+        return access
+
+    async def max_group_bytes(self, client_id: str) -> int:
+        """Largest payload of a group, in bytes, as the service said last; it is asked where it has not said so yet.
+
+        0: it knows no payloads in parts. Raises RolloutBufferError.
+        """
+        if self._max_group_bytes is None:
+            await self.write_access(client_id, "")
+        return self._max_group_bytes or 0
+
+    async def write_payload(self, header: bytes, payload: Sequence[Buffer]) -> groups_pb2.StoredPayload:
+        """Have the service write the group of a serialized header and a payload in pieces to the store, part by part.
+
+        Raises RolloutBufferError.
+        """
+        timeout_s = CALL_TIMEOUT_S + sum(map(len, payload)) / SLOWEST_BYTES_PER_S
+        stored = groups_pb2.StoredPayload()
+
+        async def attempt() -> payloads_pb2.WritePayloadResponse:
+            # A key is never used again: parts of it may be there.
+            nonlocal stored
+            new = NewPayload.of(self.run_id, header, payload, in_parts=True)
+            stored = new.stored
+            # After a move it is another one.
+            write: Any = self._bulk.stream_unary
+            begin = write(WRITE_METHOD, None, payloads_pb2.WritePayloadResponse.FromString)
+            call = begin(written_messages(self.ref(), new), timeout=timeout_s)
+            end = StreamEnd(call)
+            try:
+                written: payloads_pb2.WritePayloadResponse = await call
+            except grpc.RpcError as raised:
+                raise await end.error() or raised from raised
+            return written
+
+        await self.repeat("write a payload", attempt, self.timeout_s + timeout_s)
+        return stored
 
     async def engines(self, *, timeout_s: float) -> Sequence[weights_pb2.EngineReport]:
         """The engines of the run, as they were last reported. Raises RolloutBufferError."""

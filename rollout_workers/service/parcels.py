@@ -37,7 +37,9 @@ class Parcel:
     pieces: Sequence[Buffer] = ()
     """The serialized Group, as it is sent; empty: it is to be made ready, anew where it was before."""
     direct: bool = False
-    """True while the payload lies in the store."""
+    """True while the payload lies in the store and was written there by this worker."""
+    written: bool = False
+    """True while the payload lies in the store: it is no part of the bundle."""
     misses: int = 0
     """Times that the service did not find it there."""
     rejections: int = 0
@@ -48,7 +50,7 @@ class Parcel:
     @property
     def bundle_bytes(self) -> int:
         """Bytes that it counts for in a bundle."""
-        return self.size_bytes // WRITTEN_PER_RELAYED if self.direct else self.size_bytes
+        return self.size_bytes // WRITTEN_PER_RELAYED if self.written else self.size_bytes
 
 
 class Outbox:
@@ -88,4 +90,4 @@ class Outbox:
 
     def _count(self, parcel: Parcel, sign: int) -> None:
         self.bundle_bytes += sign * parcel.bundle_bytes
-        self.relayed += sign * (not parcel.direct)
+        self.relayed += sign * (not parcel.written)

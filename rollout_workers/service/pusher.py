@@ -10,6 +10,7 @@ BUNDLES_UNDER_WAY bundles are unanswered. What comes meanwhile makes the next bu
 With a `writer` a large group is written to the store first, beside others, and only its header is sent. Those that are
 written together are pushed together: a bundle costs service and worker as much as several groups. The payload counts
 all the same, in the window, for it is kept until the answer, and in the bundle, whose groups are answered together.
+A group over 8 MiB that cannot be written so is sent to the service part by part, and pushed alike.
 """
 
 import asyncio
@@ -23,8 +24,9 @@ import structlog
 from buffer_wire.codec import Buffer, join_group, join_push, stored_group
 from buffer_wire.connection.retry import Backoff
 from buffer_wire.connection.stream_end import StreamEnd
-from buffer_wire.errors import AccessRefused, RolloutBufferError
-from buffer_wire.limits import MAX_GROUPS_PER_BUNDLE, MAX_MESSAGE_BYTES
+from buffer_wire.errors import AccessRefused, InvalidField, RolloutBufferError
+from buffer_wire.limits import MAX_GROUPS_PER_BUNDLE, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
+from buffer_wire.payloads.keys import part_count
 from buffer_wire.payloads.writer import PayloadWriter
 from buffer_wire.status import from_detail
 from rollout_buffer.v1 import groups_pb2
@@ -91,13 +93,14 @@ class Pusher:
         """Send a group; returns the final answer. Waits for room in the window. Cancelling withdraws the group.
 
         `payload`: whole or in pieces, of bytes; they may not change before it returns.
-        Raises RolloutBufferError for a group without a lease, where the run's revision is not to be had.
+        Raises RolloutBufferError where the service does not say what it has to know first: the run's revision, for a
+        group without a lease, and the largest group, for a large one. And where it does not take a large one's parts.
         """
         pieces = [payload] if isinstance(payload, Buffer) else payload
-        size = header.ByteSize() + sum(map(len, pieces)) + 32
-        if size > MAX_MESSAGE_BYTES:
-            error = RolloutBufferError(f"the group takes {size} bytes, a message at most {MAX_MESSAGE_BYTES}")
-            return self._settled("refused", error)
+        payload_bytes = sum(map(len, pieces))
+        size = header.ByteSize() + payload_bytes + 32
+        if part_count(size) and (refusal := await self._too_large(header, payload_bytes)):
+            return self._settled("refused", refusal)
         if not self._has_room(size):
             await self._room.until(lambda: self._has_room(size))
         parcel = Parcel(header, pieces, size, asyncio.get_running_loop().create_future())
@@ -109,6 +112,9 @@ class Pusher:
             while (result := await parcel.answer) is None:
                 await self._again_later(parcel)
             return result
+        except InvalidField as error:
+            # A part of it is refused for good.
+            return self._settled("refused", error)
         finally:
             if self._close(parcel):
                 self._room.notify()
@@ -157,8 +163,23 @@ class Pusher:
             finally:
                 self._writing -= 1
                 self._wake()
-        parcel.direct = stored is not None
-        parcel.pieces = [stored_group(serialized, stored)] if stored is not None else join_group(serialized, *payload)
+        parcel.written = parcel.direct = stored is not None
+        if stored is None:
+            parcel.pieces = join_group(serialized, *payload)
+            in_parts = part_count(sum(map(len, parcel.pieces))) > 0
+            if not in_parts or not await self._service.max_group_bytes(header.worker_id):
+                return
+            stored = await self._service.write_payload(serialized, payload)
+            parcel.written = True
+        parcel.pieces = [stored_group(serialized, stored)]
+
+    async def _too_large(self, header: groups_pb2.GroupHeader, payload_bytes: int) -> InvalidField | None:
+        """Refusal of a group that the service takes in no way."""
+        most = await self._service.max_group_bytes(header.worker_id)
+        if payload_bytes <= (most or MAX_MESSAGE_BYTES - MAX_HEADER_BYTES):
+            return None
+        limit = f"{most} bytes (max_group_bytes)" if most else f"a message's {MAX_MESSAGE_BYTES} bytes"
+        return InvalidField("payload", f"{payload_bytes} bytes", f"at most {limit}")
 
     async def _revision(self) -> int:
         if seen := self._service.ref().seen_revision:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command
 from buffer_service.observability.metrics import RpcMetrics
+from buffer_service.rpc.convert.groups import Limits
 from buffer_service.rpc.flow.ages import StreamAges
 from buffer_service.rpc.flow.budget import ByteBudget, StreamSlots
 from buffer_service.rpc.flow.drain import Drain
@@ -42,6 +43,7 @@ from tests.support.rpc import make_group
 if TYPE_CHECKING:
     from buffer_service.domain.ports import Notifications, RunStore
 
+LIMITS = Limits(1 << 20, 1 << 20)
 SOON_S = 20.0
 MESSAGE_BYTES = 100_000
 PAYLOAD_BYTES = MESSAGE_BYTES - 4
@@ -138,7 +140,7 @@ async def process() -> AsyncIterator[Process]:
     pushes = Pushes(as_store, WaitingLines(cast("Notifications", None), drain), Janitor(as_store), metrics)
     budget = ByteBudget(1 << 30)
     groups = GroupServicer(
-        PushParts(as_store, pushes, budget, Incoming(room), drain, StreamAges(0, metrics), metrics, 1 << 20),
+        PushParts(as_store, pushes, budget, Incoming(room), drain, StreamAges(0, metrics), metrics, LIMITS),
         StreamSlots(100),
     )
     methods = {
@@ -298,7 +300,9 @@ class Reader:
 def puller(room: Room) -> PullStream:
     notes: Any = type("Notes", (), {"ticket": lambda *_: 0})()
     metrics = RpcMetrics(CollectorRegistry())
-    return PullStream(cast("RunStore", SlowStore()), WaitingLines(notes, Drain()), room, metrics, 1)
+    return PullStream(
+        cast("RunStore", SlowStore()), WaitingLines(notes, Drain()), room, metrics, 1, LIMITS.message_bytes
+    )
 
 
 async def settled() -> None:

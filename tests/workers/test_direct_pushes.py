@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from buffer_wire.errors import PermissionDenied, RolloutBufferError, Unauthenticated
+from buffer_wire.errors import InvalidField, PermissionDenied, RolloutBufferError, Unauthenticated
 from rollout_buffer.v1 import groups_pb2
 from tests.support.payload_store import PayloadStore, payload_store
 from tests.workers.building import eventually
@@ -189,3 +189,18 @@ async def test_groups_are_relayed_while_the_store_lets_nobody_in_and_go_directly
             assert await p.push_all(f"b{i}", tokens=LARGE) == ["queued"]
     assert any(storing.troubles)
     assert all(group.payload for group in storing.results().values())
+
+
+async def test_a_service_that_knows_no_parts_is_sent_no_group_larger_than_a_message(
+    storing: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.service.pusher.MAX_MESSAGE_BYTES", 10 << 20)
+    async with pushing(storing, directly=True) as p:
+        result = await p.push("t1", tokens=1_200_000)
+        assert await p.push_all("t2", tokens=950_000) == ["queued"]
+    assert result.outcome == "refused"
+    assert isinstance(result.error, InvalidField)
+    assert result.error.attributes["field"] == "payload"
+    assert result.error.attributes["limit"] == f"at most a message's {10 << 20} bytes"
+    # Under one key.
+    assert [group.stored.parts for group in storing.stored] == [0]

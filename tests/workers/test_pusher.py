@@ -198,17 +198,6 @@ async def test_withdrawn_group_is_not_sent_again(fake: FakeService) -> None:
     assert set(fake.results()) == {"t2"}
 
 
-async def test_group_above_the_message_limit_is_refused_here(
-    fake: FakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rollout_workers.service.pusher.MAX_MESSAGE_BYTES", 1_000)
-    async with pushing(fake) as p:
-        result = await p.push("t1", tokens=500)
-    assert result.outcome == "refused"
-    assert "a message at most 1000" in str(result.error)
-    assert fake.bundles == []
-
-
 async def test_a_refused_token_is_replaced_where_its_file_has_another(
     fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,9 @@ from buffer_wire.connection.channels import Connector
 from buffer_wire.connection.retry import Retry, rpc_error
 from buffer_wire.errors import BatchNotReady, RolloutBufferError
 from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadsUnreadable
+from buffer_wire.payloads.relayed import READ_METHOD, ReadParts
 from buffer_wire.revisions import Revisions
+from rollout_buffer.v1 import payloads_pb2
 from trainer_client.batch import Batch
 from trainer_client.client import engines, requests
 from trainer_client.client.assembly import PullAssembly
@@ -70,7 +72,6 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         self._control = connector.asyncio()
         self._bulk = connector.asyncio()
         self._readers: dict[tuple[str, int], AsyncPayloadReader] = {}
-        self._pull = self._bulk.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
 
     async def close(self) -> None:
         """Close the connections; calls under way fail."""
@@ -217,7 +218,15 @@ class AsyncBufferClient(AsyncEvaluationCalls):
                 if keys := assembly.keys:
                     assembly.fill(await reader.read(keys))
                 return assembly.finish()
-        return (await self._streamed(run_id, spec, within)).finish()
+        assembly = await self._streamed(run_id, spec, within)
+        assembly.fill([await self._read_parts(run_id, key) for key in assembly.keys])
+        return assembly.finish()
+
+    async def _read_parts(self, run_id: str, key: str) -> memoryview:
+        parts = ReadParts(run_id, key)
+        request = payloads_pb2.ReadPayloadRequest(run=self.revisions.ref(run_id), payload_key=key)
+        await self._stream(READ_METHOD, request, self.options.transfer_timeout_s, parts.add)
+        return parts.body()
 
     def _reader(self, run_id: str, rank: int) -> AsyncPayloadReader:
         if (run_id, rank) not in self._readers:
@@ -231,15 +240,19 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         wait_s = min(within.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, within.started)
         request = spec.to_wire(self.revisions.ref(run_id), wait_s, direct=direct)
-        stream = self._pull(request, timeout=wait_s + self.options.transfer_timeout_s)
+        await self._stream(PULL_METHOD, request, wait_s + self.options.transfer_timeout_s, assembly.add)
+        return assembly
+
+    async def _stream(self, method: str, request: Message, timeout_s: float, take: Callable[[bytes], None]) -> None:
+        begin = self._bulk.unary_stream(method, request_serializer=serialize, response_deserializer=None)
+        stream = begin(request, timeout=timeout_s)
         try:
             async for message in stream:
-                assembly.add(message)
+                take(message)
         except grpc.RpcError as raised:
             raise rpc_error(raised) from raised
         finally:
             stream.cancel()
-        return assembly
 
     async def wait_for_engines(
         self,

@@ -20,6 +20,7 @@ from buffer_wire.connection.access import TokenSource
 from buffer_wire.connection.retry import Retry, rpc_error
 from buffer_wire.errors import BatchNotReady, RolloutBufferError
 from buffer_wire.revisions import Revisions
+from rollout_buffer.v1 import payloads_pb2
 from trainer_client.client import engines, requests
 from trainer_client.client.call import Call, documented, note, serialize
 from trainer_client.client.connections import Connections
@@ -246,7 +247,19 @@ class ServiceClient(EvaluationCalls):
                 if keys := assembly.keys:
                     assembly.fill(reader.read(keys))
                 return assembly.finish()
-        return self._streamed(run_id, spec, within).finish()
+        assembly = self._streamed(run_id, spec, within)
+        assembly.fill([self._read_parts(run_id, key) for key in assembly.keys])
+        return assembly.finish()
+
+    def _read_parts(self, run_id: str, key: str) -> memoryview:
+        """Read a group that no message carries, part by part. Raises NotReady where it is not what the key says."""
+        with CALLS.under_way():
+            from buffer_wire.payloads.relayed import READ_METHOD, ReadParts
+
+        parts = ReadParts(run_id, key)
+        request = payloads_pb2.ReadPayloadRequest(run=self.revisions.ref(run_id), payload_key=key)
+        self._stream(READ_METHOD, request, self.options.transfer_timeout_s, parts.add)
+        return parts.body()
 
     def _reader(self, run_id: str, rank: int) -> "PayloadReader":
         readers = self._connections.mine.readers
@@ -266,18 +279,22 @@ class ServiceClient(EvaluationCalls):
         wait_s = min(within.left_s(), PULL_SLICE_S)
         assembly = PullAssembly(run_id, self.revisions, within.started)
         request = spec.to_wire(self.revisions.ref(run_id), wait_s, direct=direct)
-        pull = self._bulk.unary_stream(PULL_METHOD, request_serializer=serialize, response_deserializer=None)
+        self._stream(PULL_METHOD, request, wait_s + self.options.transfer_timeout_s, assembly.add)
+        return assembly
+
+    def _stream(self, method: str, request: Message, timeout_s: float, take: Callable[[bytes], None]) -> None:
+        """Call a method whose reply is a stream, and hand its messages on."""
+        begin = self._bulk.unary_stream(method, request_serializer=serialize, response_deserializer=None)
         with CALLS.under_way() as call:
-            stream = pull(request, timeout=wait_s + self.options.transfer_timeout_s)
+            stream = begin(request, timeout=timeout_s)
             call.cancel = stream.cancel
             try:
                 for message in stream:
-                    assembly.add(message)
+                    take(message)
             except grpc.RpcError as raised:
                 raise rpc_error(raised) from raised
             finally:
                 stream.cancel()  # type: ignore[no-untyped-call]
-        return assembly
 
     # ── weights ──────────────────────────────────────────────────────────────
 

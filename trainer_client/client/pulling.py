@@ -86,6 +86,7 @@ class PullSpec:
             run=ref,
             wait_ms=round(wait_s * 1000),
             direct=direct,
+            reads_parts=True,
             commit_through_step=fields.pop("commit_through"),
             checkpoint_through_step=fields.pop("checkpoint_through"),
             **fields,
