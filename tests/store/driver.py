@@ -1,6 +1,7 @@
 """A run as tests drive it: short calls with defaults, a frozen clock, and what must hold at the end of every test."""
 
 import itertools
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,10 @@ from buffer_wire.payloads import keys
 from buffer_wire.payloads.keys import new_nonce, part_count, part_keys, payload_key
 from buffer_wire.revision import Revision
 from tests.oracle.rules.proofs import prove
+from tests.support.store_cluster import StoreCluster
+from tests.support.store_server import StoreServer
+
+_OF_SERVERS = re.compile(r"rb:payloads|rb:audited:.*")
 
 RUN = "a-run.1"
 SECRET = "known to the tests alone"
@@ -37,11 +42,30 @@ def _text(part: Any) -> str:
     return text(bytes(part)) if isinstance(part, bytes | memoryview) else str(part)
 
 
+async def emptied(server: StoreServer, cluster: StoreCluster | None, *, keep: bool = False) -> RedisRunStore:
+    """A store on servers that are emptied first, or kept as they are for another replica."""
+    if not keep:
+        server.flush()
+        if cluster is not None:
+            cluster.flush()
+    return await RedisRunStore.connect(server.url, timeout_s=10, payload_store=cluster.url if cluster else "")
+
+
+async def beside(store: RedisRunStore) -> RedisRunStore:
+    """Another replica of the same store."""
+    payload_store = store._shards.address.shown if store._shards is not None else ""
+    return await RedisRunStore.connect(store._connection.address.shown, timeout_s=10, payload_store=payload_store)
+
+
 async def sent(store: RedisRunStore, *parts: Any) -> Any:
     """The reply to a command, which goes to the servers of payloads if it is on payloads."""
     shards = store._shards
-    if shards is None or len(parts) < 2 or not _text(parts[1]).startswith("rb:p:"):
+    if shards is None:
         return await store._connection.command(*parts)
+    if len(parts) < 2 or not _text(parts[1]).startswith("rb:p:"):
+        reply = await store._connection.command(*parts)
+        # What the index says of its servers of payloads belongs to no run.
+        return [key for key in reply if not _OF_SERVERS.fullmatch(text(key))] if parts[0] == "KEYS" else reply
     if parts[0] == "KEYS":
         replies = [(await node.request(Traffic.READS, [parts]))[0][0] for node in shards.nodes()]
         return [key for reply in replies for key in reply]

@@ -12,9 +12,8 @@ from buffer_service.domain import ops
 from buffer_service.domain.command import Command
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.store.keys import index_key
-from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import NotReady, StoreUnavailable, UnknownRun
-from tests.store.driver import Run, weights
+from tests.store.driver import Run, beside, weights
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -192,7 +191,7 @@ async def test_the_sweep_takes_a_name_off_the_list_that_a_dead_process_left_ther
 
 async def test_several_replicas_delete_the_same_run_at_once(run: Run) -> None:
     await large(run)
-    replicas = [await RedisRunStore.connect(run.store._connection.address.shown, timeout_s=10) for _ in range(2)]
+    replicas = [await beside(run.store) for _ in range(2)]
     try:
         deletions = (store.delete_run(run.run_id) for store in (run.store, *replicas))
         results = await asyncio.gather(run.store.sweep(), *deletions, return_exceptions=True)

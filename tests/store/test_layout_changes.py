@@ -10,7 +10,7 @@ from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION, index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import LayoutChanged
-from tests.store.driver import Run
+from tests.store.driver import Run, beside
 from tests.support.store_server import StoreServer
 
 if TYPE_CHECKING:
@@ -88,11 +88,18 @@ async def test_a_run_whose_policy_lacks_later_fields_gets_them_with_their_defaul
     await run.create(batch_groups=2, max_staleness=3)
     record = index_key(run.run_id, "run")
     whole = unpack(await run.command("HGET", record, "policy"))
-    later = {b"record_groups", b"wait_replicas", b"wait_timeout_ms", b"max_unavailable_engines", b"fresh_start_ms"}
+    later = {
+        b"record_groups",
+        b"wait_replicas",
+        b"wait_timeout_ms",
+        b"max_unavailable_engines",
+        b"fresh_start_ms",
+        b"stale_wait_ms",
+    }
     older = {name: value for name, value in whole.items() if name not in later}
     await run.command("HSET", record, "policy", pack(older)[1:])  # without the array that arguments are in
 
-    newer = Run(await RedisRunStore.connect(server.url, timeout_s=10))
+    newer = Run(await beside(run.store))
     await newer.submit("a", "b")
     await newer.push(*[newer.group(grant) for grant in (await newer.lease(2)).grants])
     await newer.batch(0)

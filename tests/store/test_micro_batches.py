@@ -9,7 +9,7 @@ from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import InvalidField, RunPaused, StepAhead
-from tests.store.driver import Run, weights
+from tests.store.driver import Run, beside, weights
 
 REPLAY, REQUEUE, DISCARD = ops.ResumeMode.REPLAY, ops.ResumeMode.REQUEUE, ops.ResumeMode.DISCARD
 
@@ -246,7 +246,7 @@ async def test_micro_batches_survive_a_restart_of_the_service(run: Run, store: R
     await run.create(**STREAMED)
     await fill(run, 6)
     first = [await run.batch(0, micro_batch, world_size=2) for micro_batch in range(2)]
-    other = await RedisRunStore.connect(store._connection.address.shown, timeout_s=10)
+    other = await beside(store)
     try:
         later = Run(other)
         assert [(await later.batch(0, micro_batch, world_size=2)).shard for micro_batch in range(2)] == [

@@ -10,10 +10,10 @@ from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction
 from buffer_service.store.keys import SCHEMA_VERSION, index_key
-from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import LayoutChanged, StoreOutOfMemory, StoreUnavailable
-from tests.store.driver import Run
+from tests.store.driver import Run, emptied
 from tests.support.small_parts import parts_of_bytes
+from tests.support.store_cluster import StoreCluster
 from tests.support.store_server import StoreServer
 
 BODY = b"relayed"
@@ -21,10 +21,9 @@ PARTS = [b"rel", b"aye", b"d"]
 
 
 @pytest.fixture
-async def run(server: StoreServer) -> AsyncIterator[Run]:
-    server.flush()
+async def run(server: StoreServer, cluster: StoreCluster | None) -> AsyncIterator[Run]:
     with parts_of_bytes(3):
-        store = await RedisRunStore.connect(server.url, timeout_s=10)
+        store = await emptied(server, cluster)
         yield Run(store)
         await store.close()
 

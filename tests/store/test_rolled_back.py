@@ -16,7 +16,7 @@ from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import RunPaused, StoreRolledBack, UnprovenRevision
 from buffer_wire.resp.errors import ConnectionLost
 from buffer_wire.revision import Revision
-from tests.store.driver import SECRET, Run, claim
+from tests.store.driver import SECRET, Run, beside, claim
 from tests.support.sentinels import free_port
 from tests.support.store_server import StoreServer, store_server
 
@@ -156,7 +156,7 @@ async def test_a_run_of_an_older_service_gets_a_secret(run: Run, server: StoreSe
     """Its own past stays unproven; what it gives out from then on is believed."""
     await run.create()
     await run.command("HDEL", index_key(run.run_id, "run"), "secret")
-    younger = await RedisRunStore.connect(server.url)
+    younger = await beside(run.store)
     revision = await younger.call(commands.pause_run(run.run_id))
     assert len(revision.proof) == 16
     with pytest.raises(UnprovenRevision):

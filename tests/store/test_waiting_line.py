@@ -11,8 +11,7 @@ from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.domain.ports import Topic
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import StoreOutOfMemory
-from tests.store.driver import Run
-from tests.support.store_server import StoreServer
+from tests.store.driver import Run, beside
 
 BLOCK, REJECT, DROP = OverflowAction.BLOCK, OverflowAction.REJECT, OverflowAction.DROP_OLDEST
 
@@ -38,10 +37,9 @@ class Waiter:
 
 
 @pytest.fixture
-async def other(server: StoreServer, store: RedisRunStore) -> AsyncIterator[RedisRunStore]:
+async def other(store: RedisRunStore) -> AsyncIterator[RedisRunStore]:
     """Another replica."""
-    del store  # it empties the server first
-    connected = await RedisRunStore.connect(server.url, timeout_s=10)
+    connected = await beside(store)
     yield connected
     await connected.close()
 

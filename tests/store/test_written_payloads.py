@@ -10,22 +10,21 @@ import pytest
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction
-from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import StoreOutOfMemory, StoreRolledBack
 from buffer_wire.payloads import keys
-from tests.store.driver import Run
+from tests.store.driver import Run, emptied
 from tests.store.test_evaluations import lease, submit
 from tests.support.small_parts import parts_of_bytes
+from tests.support.store_cluster import StoreCluster
 from tests.support.store_server import StoreServer
 
 BLOCK, REJECT, DROP = OverflowAction.BLOCK, OverflowAction.REJECT, OverflowAction.DROP_OLDEST
 
 
 @pytest.fixture(params=[keys.PART_BYTES, 3], ids=["whole", "in parts"])
-async def run(request: pytest.FixtureRequest, server: StoreServer) -> AsyncIterator[Run]:
-    server.flush()
+async def run(request: pytest.FixtureRequest, server: StoreServer, cluster: StoreCluster | None) -> AsyncIterator[Run]:
     with parts_of_bytes(request.param):
-        store = await RedisRunStore.connect(server.url, timeout_s=10)
+        store = await emptied(server, cluster)
         yield Run(store)
         await store.close()
 

@@ -57,6 +57,9 @@ function Staging.settle(ctx, group, outcome)
     end
   elseif outcome ~= 'more' then
     Staging.delete(payload)
+  elseif PAYLOADS_APART == 1 and not group.is_there then
+    -- The call that comes again for it finds out by the staging.
+    call('ZREM', key('staging'), payload)
   end
 end
 
