@@ -1,11 +1,14 @@
 """Clients that write to and read from a cluster of real servers themselves, while its nodes die and its slots move."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from buffer_wire.codec import group_head
+from buffer_wire.payloads import way
+from buffer_wire.payloads import writer as writing
 from buffer_wire.payloads.keys import all_part_keys, group_checksum, payload_key
 from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadReader, PayloadsUnreadable
 from buffer_wire.payloads.writer import PayloadWriter
@@ -149,6 +152,51 @@ async def test_after_a_failover_all_goes_directly_again_and_what_was_written_is_
     let_in([killed])
     await writer.writer.close()
     await readers[1].close()
+
+
+async def test_a_host_that_is_gone_holds_up_its_own_shard_alone_until_its_replica_serves(
+    cluster: StoreCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "WRITE_TIMEOUT_S", 0.5)
+    access = Access(cluster, "w")
+    writer = Writer(access)
+    assert all([await writer.write(number) for number in range(30)])
+    gone = cluster.primary(0)
+    cluster.freeze(gone)
+    try:
+        began = time.monotonic()
+        await asyncio.gather(*(writer.write(number) for number in range(30, 60)))
+        assert writer.relayed
+        assert len(writer.keys) > 30, "the other shards answer"
+        assert time.monotonic() - began < 0.5 + way.CONNECT_TIMEOUT_S + 1
+        await asyncio.to_thread(cluster.until_promoted, 0)
+        await until_direct(writer)
+        writer.relayed.clear()
+        assert all([await writer.write(number) for number in range(60, 120)])
+    finally:
+        cluster.thaw(gone)
+        cluster.until_whole()
+    assert set(cluster.keys()[0]) & set(writer.keys.values())
+    await writer.writer.close()
+
+
+async def test_connections_that_are_as_good_as_new_ones_are_kept(cluster: StoreCluster) -> None:
+    access = Access(cluster, "w", valid_ms=1_000)
+    asyncio_way = way.AsyncWay("a client", access)
+    former = await asyncio_way.opened()
+    assert former is not None
+    while len(access.troubles) < 3:  # noqa: ASYNC110 - there is nothing to be told of
+        renewed = await asyncio_way.opened()
+        assert renewed is not None
+        await asyncio.sleep(0.01)
+    assert list(renewed.nodes) == list(former.nodes)
+    left = renewed.nodes[0]
+    left.connection.abort("by the test")
+    again = await asyncio_way.opened()
+    assert again is not None
+    assert left not in again.nodes
+    assert set(again.nodes) >= set(former.nodes[1:])
+    await asyncio_way.close()
 
 
 async def test_a_node_that_does_not_know_the_user_has_all_relayed_and_is_named(cluster: StoreCluster) -> None:

@@ -119,7 +119,7 @@ class StoreCluster:
         for primary, *replicas in self.shards:
             for replica in replicas:
                 replica.do("CLUSTER", "REPLICATE", primary.id)
-        self._until(self.is_whole, "every node knows who serves which slots, and is in step")
+        self.until_whole()
 
     def is_whole(self) -> bool:
         """True when every node serves and is in step, and all know the same map of slots."""
@@ -156,7 +156,11 @@ class StoreCluster:
     def restart(self, node: Node) -> None:
         """Start a killed node again, and wait until the cluster is whole. From the main thread alone."""
         node.launch()
-        self._until(self.is_whole, "the restarted node is in step")
+        self.until_whole()
+
+    def until_whole(self) -> None:
+        """Wait until `is_whole`."""
+        self._until(self.is_whole, "all nodes serve, and are in step")
 
     def freeze(self, node: Node) -> None:
         """SIGSTOP: it keeps its connections and answers nothing, as a host that is gone."""
