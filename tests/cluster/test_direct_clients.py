@@ -185,7 +185,7 @@ async def test_connections_that_are_as_good_as_new_ones_are_kept(cluster: StoreC
     asyncio_way = way.AsyncWay("a client", access)
     former = await asyncio_way.opened()
     assert former is not None
-    while len(access.troubles) < 3:  # noqa: ASYNC110 - there is nothing to be told of
+    while len(access.troubles) < 3:
         renewed = await asyncio_way.opened()
         assert renewed is not None
         await asyncio.sleep(0.01)
