@@ -1,0 +1,127 @@
+"""Pushes and pulls on a run whose payloads lie on a cluster, and what they met: pauses by shard, errors, losses."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from buffer_service import commands
+from buffer_service.domain import ops
+from buffer_wire.errors import NotReplicated, RolloutBufferError, StoreUnavailable
+from buffer_wire.payloads.keys import new_nonce, payload_key
+from buffer_wire.resp.slots import slot_of
+from tests.store.driver import Run
+from tests.support.store_cluster import StoreCluster
+
+BODY = bytes(20_000)
+
+
+@dataclass
+class Traffic:
+    """One pusher for each shard, whose groups all lie there, and a trainer."""
+
+    run: Run
+    cluster: StoreCluster
+    slots: list[tuple[int, int]] = field(default_factory=list)
+    """First and last slot of the pushers; by default those of each shard."""
+    acknowledged: int = 0
+    trained: int = 0
+    lost: int = 0
+    retried: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Errors that pushers repeated at, by pusher."""
+    longest_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Longest time from a pusher's acknowledgement to the next."""
+    paused: set[str] = field(default_factory=set)
+    _ids: "itertools.count[int]" = field(default_factory=itertools.count)
+    _step: int = 0
+    _acknowledgement: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @contextlib.asynccontextmanager
+    async def flowing(self) -> AsyncIterator[None]:
+        """Traffic until the body ends; then what is under way comes to its end."""
+        stop = asyncio.Event()
+        slots = self.slots or [(first, last) for first, last, _ in self.cluster.slots()]
+        async with asyncio.TaskGroup() as tasks:
+            for number, (first, last) in enumerate(slots):
+                tasks.create_task(self._push(number, first, last, stop))
+            tasks.create_task(self._train(stop))
+            try:
+                yield
+            finally:
+                stop.set()
+
+    async def until_acknowledged(self, groups: int) -> None:
+        """Wait until so many more groups were acknowledged."""
+        enough = self.acknowledged + groups
+        async with asyncio.timeout(60):
+            while self.acknowledged < enough:
+                self._acknowledgement.clear()
+                await self._acknowledgement.wait()
+
+    async def _push(self, number: int, first: int, last: int, stop: asyncio.Event) -> None:
+        done_at = time.monotonic()
+        while not stop.is_set():
+            group = self._group(first, last)
+            while True:
+                try:
+                    (outcome,) = await self.run.push(group)
+                    break
+                except (StoreUnavailable, NotReplicated) as error:
+                    # As a worker does: the same group again, under another key.
+                    self.retried[number].add(error.reason)
+                    await asyncio.sleep(0.05)
+                    group = ops.NewGroup(group.facts, BODY, 0, self._nonce(first, last))
+            now = time.monotonic()
+            self.longest_s[number], done_at = max(self.longest_s[number], now - done_at), now
+            assert outcome.kind in {ops.PushKind.QUEUED, ops.PushKind.DUPLICATE}
+            self.acknowledged += 1
+            self._acknowledgement.set()
+            await asyncio.sleep(0.005)
+
+    def _group(self, first: int, last: int) -> ops.NewGroup:
+        group = self.run.group(f"t{next(self._ids)}", BODY)
+        return ops.NewGroup(group.facts, BODY, 0, self._nonce(first, last))
+
+    def _nonce(self, first: int, last: int) -> bytes:
+        """A nonce with which a payload lies in the slots."""
+        while True:
+            nonce = new_nonce()
+            if first <= slot_of(payload_key(self.run.run_id, nonce, 0, len(BODY))) <= last:
+                return nonce
+
+    async def _train(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                await self._take_step()
+            except (StoreUnavailable, NotReplicated):
+                await asyncio.sleep(0.05)
+
+    async def _take_step(self) -> None:
+        batch = await self.run.pull(self._step)
+        if isinstance(batch, ops.Short):
+            await asyncio.sleep(0.01)
+            return
+        keys = [group.payload_key for group in batch.shard]
+        bodies = await self.run.store.fetch(self.run.run_id, keys)
+        if gone := [key for key, body in zip(keys, bodies, strict=True) if body is None]:
+            self.lost += len(gone)
+            await self.run.store.call(commands.report_lost(self.run.run_id, self.run.term, self._step, gone))
+            return
+        assert all(bytes(body or b"") == BODY for body in bodies)
+        await self.run.commit(self._step)
+        await self.run.checkpoint(self._step)
+        self._step += 1
+        with contextlib.suppress(RolloutBufferError):
+            self.paused.add((await self.run.view()).paused)
+
+    async def balance(self) -> dict[str, int]:
+        """The ledger, which balances; checks that no acknowledged group is missing in it."""
+        ledger = await self.run.ledger()
+        amounts = dict(ledger)
+        assert amounts.pop("accepted") == sum(amounts.values()), ledger
+        assert set(amounts) <= {"trained", "queued", "delivered", "lost"}, ledger
+        assert ledger["accepted"] >= self.acknowledged
+        return ledger
