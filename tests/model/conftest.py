@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from buffer_service.domain.ops import groups
+from buffer_service.store import scripts
 from buffer_service.store.embedded.binary import find_binary
-from buffer_service.store.scripts import expanded, load_scripts
 from tests.model.subjects import StoreSubject
 from tests.support.store_server import store_server
 
@@ -24,8 +24,8 @@ def few_are_remembered() -> Iterator[None]:
 
 
 def _load_again() -> None:
-    expanded.cache_clear()
-    load_scripts.cache_clear()
+    scripts.expanded.cache_clear()
+    scripts._load_scripts.cache_clear()
 
 
 def _subject(binary: Path | None) -> Iterator[StoreSubject]:

@@ -3,7 +3,9 @@
 A subject runs one operation to its end, synchronously, at the time that the machine has set.
 """
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Protocol, cast
 
@@ -16,12 +18,15 @@ from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import RolloutBufferError
-from buffer_wire.payloads.keys import payload_key
+from buffer_wire.payloads.keys import part_count, part_keys, payload_key
 from tests.oracle import ReferenceModel
 
 PORTIONS = PORTION, 1
 """Groups that one call of a pull takes, by replica: with few of them every micro-batch is gathered."""
 
+
+_PART = re.compile(rb"(:\d+)\.\d+$")
+"""End of a part's key; the payload's has what is in the brackets alone."""
 
 WRITERS = frozenset({"write", "expire_written"})
 """Operations of pushers on the store itself, and of time there."""
@@ -91,7 +96,8 @@ class StoreSubject:
         self._loop.run_until_complete(self.replicas[0].sweep())
 
     def stored_bodies(self, run_id: str) -> int:
-        return len(self._command("KEYS", f"rb:p:{run_id}:*"))
+        keys = map(bytes, self._command("KEYS", f"rb:p:{run_id}:*"))
+        return len({_PART.sub(rb"\1", key) for key in keys})
 
     def leftovers(self, run_id: str) -> list[str]:
         payloads = self._loop.run_until_complete(self._payload_keys(run_id, expiring=False))
@@ -117,6 +123,8 @@ class StoreSubject:
         if operation in WRITERS:
             reply = await getattr(self, f"_{operation}")(run_id, *args)
             return reply, await _attempt(store.call(commands.view(run_id)))
+        if operation == "push":
+            args = ([_in_parts(group) for group in args[0]], *args[1:])
         if operation == "pull":
             kwargs = {"portion": PORTIONS[replica], **kwargs}
         if hasattr(commands, operation):
@@ -129,8 +137,12 @@ class StoreSubject:
     async def _write(self, run_id: str, written: ops.NewGroup) -> None:
         # A key that waits for its deletion would be written in vain.
         await self.replicas[0]._calls.delete_trash(run_id)
-        key = payload_key(run_id, written.nonce, written.checksum, written.facts.size_bytes)
-        await self._send("SET", key, written.body, *self.written_with, "PX", ops.UNPUSHED_MS)
+        size = written.facts.size_bytes
+        key = payload_key(run_id, written.nonce, written.checksum, size, part_count(size))
+        left = written.body
+        for part in part_keys(key):
+            await self._send("SET", part.key, left[: part.size], *self.written_with, "PX", ops.UNPUSHED_MS)
+            left = left[part.size :]
 
     async def _expire_written(self, run_id: str) -> None:
         if expiring := await self._payload_keys(run_id, expiring=True):
@@ -192,6 +204,13 @@ class ModelSubject:
 
     def forget(self) -> None:
         self._model = self._kind(lambda: self._now)
+
+
+def _in_parts(group: ops.NewGroup) -> ops.NewGroup:
+    """The group as the service has it: in parts where it is large. A body that is relayed may be any here."""
+    size = group.facts.size_bytes
+    is_whole = group.facts.stored or len(group.body) == size
+    return replace(group, parts=part_count(size)) if is_whole else group
 
 
 async def _call(store: RedisRunStore, operation: str, *args: Any, **kwargs: Any) -> Any:

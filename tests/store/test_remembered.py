@@ -7,7 +7,7 @@ import pytest
 from buffer_service.domain import ops
 from buffer_service.domain.ops import groups
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.store.scripts import expanded, load_scripts
+from buffer_service.store import scripts
 from tests.store.driver import Run
 
 KEPT = 4
@@ -18,12 +18,12 @@ def few_are_remembered(run: Run) -> Iterator[None]:
     """So few that a test gets beyond them."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(groups, "REMEMBERED_TASKS", KEPT)
-        expanded.cache_clear()
-        load_scripts.cache_clear()
-        run.store._connection._scripts = load_scripts()
+        scripts.expanded.cache_clear()
+        scripts._load_scripts.cache_clear()
+        run.store._connection._scripts = scripts.load_scripts()
         yield
-    expanded.cache_clear()
-    load_scripts.cache_clear()
+    scripts.expanded.cache_clear()
+    scripts._load_scripts.cache_clear()
 
 
 async def trained(run: Run, step: int, *names: str) -> None:
