@@ -41,11 +41,20 @@ def push_portion(
     return Command(run_id, "push", arguments, unpacked, payloads, written, there)
 
 
+def empty_trash(run_id: str, at_most: int) -> Command[list[str]]:
+    """Delete payloads that nothing refers to any more, where they lie with the index: their keys."""
+    return Command(run_id, "empty_trash", pack(at_most), _keys, acknowledges=False)
+
+
 def payloads_of_push(
     run_id: str, groups: Sequence[tuple[ops.GroupFacts, str]], payloads: Sequence[tuple[str, ops.Buffer]]
 ) -> Command[None]:
     """Payloads of a push, to be stored before what it shares a call with is known. Not to be called."""
     return Command(run_id, "push", b"", nothing, payloads, _written(groups))
+
+
+def _keys(_tag: str, fields: Fields) -> list[str]:
+    return [text(key) for key in fields[1]]
 
 
 def _written(groups: Sequence[tuple[ops.GroupFacts, str]]) -> list[Written]:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from buffer_service.commands import abandon_push
+from buffer_service.commands.groups import empty_trash
 from buffer_service.commands.replies import parse, text
 from buffer_service.domain.command import Command, Fields
 from buffer_service.store.keys import index_key
@@ -70,16 +71,25 @@ class Calls:
         The keys leave the trash after their payloads are gone, so a crash in between repeats a deletion and loses none.
         No transaction: a server that is out of memory refuses to queue commands, those that free some too.
         """
-        trash, deleted = index_key(run_id, "trash"), list[str]()
+        deleted = list[str]()
         while True:
-            keys = [text(key) for key in await self._connection.command("SRANDMEMBER", trash, at_once)]
-            gone = await self._tier.delete(run_id, keys)
-            if gone.keys:
-                await self._connection.command("SREM", trash, *gone.keys)
+            gone, is_more = await self._delete_some(run_id, at_once)
             deleted += gone.keys
             # Where most are on servers that are away, the next look would find little else.
-            if len(keys) < at_once or 2 * len(gone.keys) < at_once:
+            if not is_more or 2 * len(gone.keys) < at_once:
                 return Deleted(deleted, gone.away)
+
+    async def _delete_some(self, run_id: str, at_once: int) -> tuple[Deleted, bool]:
+        """A portion of the trash, and whether there may be more."""
+        if not self._tier.stores_first:
+            gone = await self.call(empty_trash(run_id, at_once))
+            return Deleted(gone), len(gone) == at_once
+        trash = index_key(run_id, "trash")
+        keys = [text(key) for key in await self._connection.command("SRANDMEMBER", trash, at_once)]
+        deleted = await self._tier.delete(run_id, keys)
+        if deleted.keys:
+            await self._connection.command("SREM", trash, *deleted.keys)
+        return deleted, len(keys) == at_once
 
     async def _reply(self, command: Command[Any], arguments: bytes) -> tuple[str, Fields]:
         """Tag and fields of one call of the command's script. Raises what its refusal stands for."""

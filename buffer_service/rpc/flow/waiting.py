@@ -87,12 +87,17 @@ class WaitingLines:
 
         The first try is made at once, whoever waits: it may release what the others wait for.
         """
+        ticket = self.ticket(run_id, topic)
         result = await attempt()
         if wait_s <= 0 or done(result):
             return result
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
+        # Where others wait, their tries may have told the store to give its hint for something else.
+        alone = (run_id, topic) not in self._lines
         async with self.turn(run_id, topic, deadline) as at_head:
+            if alone:
+                await self.hint(run_id, topic, ticket, deadline)
             while True:
                 ticket = self.ticket(run_id, topic)
                 result = await attempt()
