@@ -2,7 +2,7 @@
 
 Every call is carried as a stream in both directions, which on the wire is what a unary call is too. Metadata,
 deadlines, status and trailing metadata pass through; the token is the kit's own. While the service is `away`
-every call ends with UNAVAILABLE.
+every call ends with UNAVAILABLE. Streams can be ended in order, as the service ends those that are old.
 """
 
 import asyncio
@@ -26,6 +26,11 @@ _FIRST_REQUEST_S = 1.0
 _WRITE_S = 5.0
 """Longest wait for a reply that is being written when its call is to end: gRPC takes no status meanwhile."""
 AWAY = "the service was away"
+IN_ORDER = "the stream was ended in order"
+
+
+class _InOrder(Exception):
+    """The stream ends here with OK, as the service ends one at its age."""
 
 
 class _Gone(Exception):
@@ -41,6 +46,8 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
         self.address = ""
         self._service = service
         self._away = asyncio.Event()
+        self._ends: dict[int, tuple[str, asyncio.Event]] = {}
+        """Methods of the open calls by their numbers, with the events at which they end in order."""
 
     async def __aenter__(self) -> Self:
         self._channel = Connector(self._service, Access()).asyncio()
@@ -69,6 +76,12 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
             self._away.clear()
             self.record.mark("back")
 
+    def end_streams(self, *methods: str) -> None:
+        """End the open streams of these methods in order."""
+        for method, end in self._ends.values():
+            if method in methods:
+                end.set()
+
     async def _handle(self, path: str, requests: AsyncIterator[bytes], context: Any) -> None:  # noqa: ANN401
         exchange = self.record.open(path)
         status, details = grpc.StatusCode.OK, ""
@@ -77,6 +90,8 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
             if self._away.is_set():
                 await self._refuse(exchange, requests)
             await self._carry(path, exchange, requests, context)
+        except _InOrder:
+            exchange.fault = IN_ORDER
         except Broken as broken:
             exchange.fault = str(broken)
             status, details = grpc.StatusCode.UNAVAILABLE, "connection lost"
@@ -113,6 +128,8 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
         rpc: Any = self._channel.stream_stream(path, None, None)
         call = rpc(timeout=context.time_remaining(), metadata=metadata)
         arrived: asyncio.Queue[Any] = asyncio.Queue()
+        in_order = asyncio.Event()
+        self._ends[exchange.number] = exchange.method, in_order
         writing: set[asyncio.Future[None]] = set()
         down = asyncio.create_task(self._down(exchange, call, context.write, writing))
         tasks = {
@@ -120,6 +137,7 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
             asyncio.create_task(self._read(exchange, requests, arrived)),
             asyncio.create_task(self._up(exchange, arrived, call)),
             asyncio.create_task(self._cut()),
+            asyncio.create_task(_until(in_order)),
         }
         waiting = tasks
         try:
@@ -128,6 +146,7 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
                 for task in done:
                     task.result()
         finally:
+            del self._ends[exchange.number]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -171,6 +190,11 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic wh
                 await asyncio.shield(written)
             except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
                 raise _Gone from error
+
+
+async def _until(in_order: asyncio.Event) -> None:
+    await in_order.wait()
+    raise _InOrder
 
 
 def _forget(writing: set[asyncio.Future[None]], written: asyncio.Future[None]) -> None:

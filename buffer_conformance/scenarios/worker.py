@@ -70,13 +70,20 @@ class WorkerSuite:
         await self.stage.proxy.away(self.stage.options.away_s)
         await self._trained(ids)
 
+    async def ended_streams(self) -> None:
+        """Scenario: watch and push stream end in order while work goes on, and then a version is published."""
+        began = self.stage.record.now_s()
+        ids = await self._trainer.submit(_TASKS)
+        await self.stage.until(lambda: any(h.granted_s >= began for h in leases(self.stage.record).values()), "a lease")
+        self.stage.proxy.end_streams("WatchWeights", "PushGroups")
+        await self._published()
+        await self._trained(ids)
+
     async def newer_weights(self) -> None:
         """Scenario: two versions are published while work goes on."""
         for _ in range(2):
             ids = await self._trainer.submit(_TASKS)
-            await self._trainer.publish()
-            wanted = self.stage.record.marked("published")[-1].data["version"]
-            await self._look_for(wanted)
+            await self._published()
             await self._trained(ids)
 
     async def paused(self) -> None:
@@ -141,9 +148,13 @@ class WorkerSuite:
         found = leases(self.stage.record).values()
         return all(held.ends for held in found if held.lease.task.task_id in task_ids)
 
-    async def _look_for(self, version: int) -> None:
-        """Wait until the version is loaded, or for as long as that may take; a rule says whether it was in time."""
+    async def _published(self) -> None:
+        """Publish a version and wait until it is loaded, or for as long as that may take; a rule says whether it was in
+        time.
+        """
         stage = self.stage
+        await self._trainer.publish()
+        version = stage.record.marked("published")[-1].data["version"]
         within_s = min(LOADED_WITHIN_S, stage.options.patience_s)
         await stage.at_most(within_s, lambda: self._loaded(version), f"a report that version {version} is loaded")
 
@@ -183,6 +194,7 @@ WORKER_SCENARIOS: Mapping[str, Callable[[WorkerSuite], Awaitable[None]]] = {
     "lost acknowledgement": _under(lambda faults: faults.lose_reply(*PUSHES), "a push"),
     "broken push": _under(lambda faults: faults.break_call(*PUSHES), "a push"),
     "service away": WorkerSuite.away,
+    "ended streams": WorkerSuite.ended_streams,
     "newer weights": WorkerSuite.newer_weights,
     "paused run": WorkerSuite.paused,
     "full queue": WorkerSuite.full_queue,

@@ -1,10 +1,11 @@
 """Our worker with a defect: `broken_worker DEFECT worker …` is `rollout-buffer worker …` that does one thing wrong."""
 
+import asyncio
 import itertools
 import os
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,32 @@ def deaf_to_publishes() -> None:
         return taking
 
     replace(WeightWatcher, "_take", once)
+
+
+def watches_once() -> None:
+    def once(run: Any) -> Any:
+        async def running(self: Any) -> None:
+            watch = self._service.watch
+            streams = 0
+
+            def first() -> Any:
+                nonlocal streams
+                streams += 1
+                return watch() if streams == 1 else Silent()
+
+            self._service.watch = first
+            await run(self)
+
+        return running
+
+    class Silent:
+        async def __aiter__(self) -> AsyncIterator[Any]:
+            await asyncio.Event().wait()
+            yield None
+
+        def cancel(self) -> None: ...
+
+    replace(WeightWatcher, "run", once)
 
 
 def exit_code_3() -> None:

@@ -25,6 +25,7 @@ def broken(kind: str, service: str, folder: Path, command: list[str], scenario: 
         ("W4", "no_heartbeats", "full queue"),
         ("W5", "wrong_logprobs", "plain work"),
         ("W6", "other_bytes_again", "lost acknowledgement"),
+        ("W8", "watches_once", "ended streams"),
         ("W8", "deaf_to_publishes", "newer weights"),
         ("W10", "exit_code_3", "termination"),
     ],
