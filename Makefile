@@ -337,7 +337,7 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-calls bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-peers bench-pull bench-reload bench-stages bench-streaming bench-staleness
+.PHONY: bench bench-calls bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-peers bench-pull bench-reload bench-sites bench-stages bench-streaming bench-staleness bench-wait
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -367,12 +367,18 @@ bench-pull: install ## pull of a ready batch beside a raw gRPC transfer of the s
 bench-fresh: install ## what fresh starts do to staleness, waste and period, simulated; with BENCH_ARGS=--live also live (half an hour)
 	@$(BIN)/python -m bench.lab.fresh $(BENCH_ARGS)
 
+bench-wait: install ## drop, recycle and wait under the same gate: length bias, waste, staleness, period (simulated)
+	@$(BIN)/python -m bench.lab.wait $(BENCH_ARGS)
+
 bench-import: install ## how long the import of the client takes, beside its dependencies
 	@$(BIN)/python -m bench.imports $(BENCH_ARGS)
 
 bench-reload: ## tokens per second of a real engine with a weight update every 2 s against none (about 12 minutes)
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m bench.reload $(BENCH_ARGS)
+
+bench-sites: install ## groups and weights between sites 100 ms apart with losses, beside none (root; about 13 minutes)
+	@$(BIN)/python -m bench.sites $(BENCH_ARGS)
 
 bench-stages: install ## CPU of a small group in each stage of its way, and the store's commands that it takes
 	@$(BIN)/python -m bench.stages $(BENCH_ARGS)

@@ -53,7 +53,8 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
         *_keepalive(KEEPALIVE_S),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # The longest time to set up a connection: two round trips, which may be between sites.
+        ("grpc.min_reconnect_backoff_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
 

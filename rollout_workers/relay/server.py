@@ -99,13 +99,14 @@ class Relay:
         response.content_length = stop - start
         if not whole:
             response.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{fetch.size}"
-        await response.prepare(request)
-        if request.method == "HEAD":
-            return response
         try:
-            async for chunk in fetch.read(start, stop):
-                await response.write(chunk)
-                self._sent_bytes += len(chunk)
+            await response.prepare(request)
+            if request.method != "HEAD":
+                async for chunk in fetch.read(start, stop):
+                    await response.write(chunk)
+                    self._sent_bytes += len(chunk)
+        except ConnectionError:
+            pass  # The reader has left.
         except EOFError:
             # The reader has to see that this is not the end.
             if request.transport is not None:

@@ -73,12 +73,13 @@ def test_the_fastest_mirror_is_asked_and_a_new_one_measured(monkeypatch: pytest.
     rates = Rates()
     for url, seconds in ((SLOW, 10.0), (FAST, 1.0)):
         rates.began(url)
-        rates.ended(url, received=10_000_000, seconds=seconds, latency_s=0.001, failed=False)
+        rates.answered(url, 0.001)
+        rates.ended(url, received=10_000_000, seconds=seconds, failed=False)
     assert rates.order([SLOW, FAST]) == ([FAST, SLOW], [])
     assert rates.order([SLOW, FAST, NEW]) == ([NEW, FAST, SLOW], [])
     rates.began(NEW)
     assert rates.order([SLOW, FAST, NEW]) == ([FAST, SLOW, NEW], [])
-    rates.ended(NEW, received=0, seconds=1.0, latency_s=None, failed=True)
+    rates.ended(NEW, received=0, seconds=1.0, failed=True)
     assert rates.order([SLOW, FAST, NEW]) == ([FAST, SLOW], [NEW])
     assert "http://new:1 failed" in rates.describe([SLOW, NEW])
     now = 61.0
@@ -91,7 +92,8 @@ def test_a_mirror_is_not_left_for_one_that_is_about_as_fast() -> None:
     rates = Rates()
     for url, seconds in ((SLOW, 1.2), (FAST, 1.0)):
         rates.began(url)
-        rates.ended(url, received=10_000_000, seconds=seconds, latency_s=0.001, failed=False)
+        rates.answered(url, 0.001)
+        rates.ended(url, received=10_000_000, seconds=seconds, failed=False)
         rates.order([SLOW])
     assert rates.order([SLOW, FAST])[0] == [SLOW, FAST]
 
@@ -101,7 +103,8 @@ def test_a_far_server_is_worth_more_connections() -> None:
     assert rates.streams(FAST) == 1
     for latency_s, streams in ((3.0, 16), (0.1, 10), (0.002, 1)):
         rates.began(FAST)
-        rates.ended(FAST, received=1, seconds=0.1, latency_s=latency_s, failed=False)
+        rates.answered(FAST, latency_s)
+        rates.ended(FAST, received=1, seconds=0.1, failed=False)
         assert rates.streams(FAST) == streams
 
 
@@ -147,7 +150,8 @@ async def test_a_far_source_is_asked_over_several_connections(tmp_path: Path, ra
     client, sha256 = WeightClient(), hashlib.sha256(content).digest()
     base = f"http://127.0.0.1:{runner.addresses[0][1]}"
     client.rates.began(base)
-    client.rates.ended(base, received=0, seconds=0.1, latency_s=0.05, failed=False)
+    client.rates.answered(base, 0.05)
+    client.rates.ended(base, received=0, seconds=0.1, failed=False)
     sources = Sources("f", sha256, base, _never, rates=client.rates)
     file = weights_pb2.WeightFile(name="f", size_bytes=len(content), sha256=sha256)
     try:

@@ -156,14 +156,16 @@ class Download:
     async def _attempt(self, url: str, me: asyncio.Task[None], group: asyncio.TaskGroup) -> None:
         rates, before = self._client.rates, self.received.get(url, 0)
         start, stop = self.pieces.span(self._streams[me])
-        to_end = rates.streams(url) == 1 or self._single or stop == self.pieces.size
+        alone = len(self._streams) == 1 and (rates.streams(url) == 1 or self._single)
+        to_end = alone or stop == self.pieces.size
         headers = {} if to_end and not start else {"Range": f"bytes={start}-{'' if to_end else stop - 1}"}
-        failed, asked_at = True, time.monotonic()
-        latency_s: float | None = None
+        failed, began = True, time.monotonic()
         rates.began(url)
         try:
             async with self._client.get(url, headers) as response:
-                latency_s = time.monotonic() - asked_at
+                answered = time.monotonic()
+                rates.answered(url, answered - began)
+                began = answered
                 self._client.check(response)
                 self._check_range(response, start, me)
                 while len(self._streams) < rates.streams(url) and not self._single and self._begin(group):
@@ -173,8 +175,7 @@ class Download:
             failed = False
         finally:
             came = self.received.get(url, 0) - before
-            seconds = time.monotonic() - asked_at - (latency_s or 0.0)
-            rates.ended(url, received=max(came, 0), seconds=seconds, latency_s=latency_s, failed=failed)
+            rates.ended(url, received=max(came, 0), seconds=time.monotonic() - began, failed=failed)
         if self.pieces.missing(self._streams[me]) and not self._is_too_many():
             # Some servers end a cut-off body in order.
             raise aiohttp.ClientPayloadError("the body ended early")

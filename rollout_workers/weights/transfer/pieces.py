@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections import Counter
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 
 
@@ -24,6 +24,8 @@ class Pieces:
         self._wanted: Counter[int] = Counter()
         self._sha256 = hashlib.sha256()
         self._hashed = 0
+        self._first = 0
+        """All pieces below this one are complete."""
         self._grown = asyncio.Event()
         self.received = 0
         """Bytes that have come, wherever they belong."""
@@ -42,12 +44,13 @@ class Pieces:
 
     def take(self) -> int | None:
         """The next piece to fetch, which is nobody else's until it is put back; None when there is none."""
-        missing = [at for at in range(len(self._filled)) if not self._taken[at] and self.missing(at)]
-        if not missing:
-            return None
-        piece = next((at for at in missing if self._wanted[at]), missing[0])
-        self._taken[piece] = True
-        return piece
+        while self._first < len(self._filled) and not self.missing(self._first):
+            self._first += 1
+        for piece in (*self._wanted, *range(self._first, len(self._filled))):
+            if piece < len(self._filled) and not self._taken[piece] and self.missing(piece):
+                self._taken[piece] = True
+                return piece
+        return None
 
     def take_next(self, piece: int) -> bool:
         """Take the piece after this one too, if it is free and nothing of it has come."""
@@ -114,10 +117,13 @@ class Pieces:
                 await self._grown.wait()
         finally:
             self._wanted[piece] -= 1
+            if not self._wanted[piece]:
+                del self._wanted[piece]
         return ready
 
     def start_over(self) -> None:
         """Forget what has come."""
         self.beginning += 1
+        self._first = 0
         self._filled = [0] * len(self._filled)
         self._sha256, self._hashed, self.received = hashlib.sha256(), 0, 0

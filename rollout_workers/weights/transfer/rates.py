@@ -44,12 +44,15 @@ class Rates:
         """Note a request. To be followed by `ended`."""
         self._of(url).asked += 1
 
-    def ended(self, url: str, *, received: int, seconds: float, latency_s: float | None, failed: bool) -> None:
-        """Note the end of a request: bytes and seconds of its body, and the time until its head came."""
+    def answered(self, url: str, latency_s: float) -> None:
+        """Note the time until the head of an answer came."""
+        rate = self._of(url)
+        rate.latency_s = min(rate.latency_s, latency_s)
+
+    def ended(self, url: str, *, received: int, seconds: float, failed: bool) -> None:
+        """Note the end of a request: bytes and seconds of its body."""
         rate, now = self._of(url), time.monotonic()
         rate.asked -= 1
-        if latency_s is not None:
-            rate.latency_s = min(rate.latency_s, latency_s)
         if failed:
             rate.failed_at = now
         elif received >= _LEAST_BYTES:

@@ -1,0 +1,1 @@
+"""Two sites with a long way between them, and what the loop carries over it."""
