@@ -50,6 +50,7 @@ OPEN = {
     "run": "the run's name",
     "environment": f"the groups' environment, at most {MAX_ENVIRONMENTS} in a run",
     "method": "the RPC, without its service",
+    "server": "host:port of a primary of the payload cluster",
 }
 """Labels whose values come from users, or are too many to list."""
 

@@ -143,6 +143,10 @@ async def test_what_lies_on_a_shard_that_is_away_is_waited_for_by_name(index: St
             await run.store.delete_run(run.run_id)
         assert await run.store.list_runs() == []
 
+        facts = {one.server: one.memory_used_bytes for one in (await run.store.facts()).payload_shards}
+        assert [server for server, used in facts.items() if used is None] == [f"127.0.0.1:{killed.port}"]
+        assert len(facts) == 3
+
         # It keeps nothing over its end.
         cluster.restart(killed)
         await run.store.sweep()

@@ -31,6 +31,23 @@ class StoreCollector(Collector):
             "rollout_buffer_store_memory_limit_bytes", "The store's maxmemory; absent where there is none."
         )
         clients = GaugeMetricFamily("rollout_buffer_store_clients", "Connections to the store, of anybody.")
+        shard = {
+            "up": GaugeMetricFamily(
+                "rollout_buffer_payload_shard_up",
+                "1 where a primary of the payload cluster answers; 0: what needs it waits.",
+                labels=["server"],
+            ),
+            "used": GaugeMetricFamily(
+                "rollout_buffer_payload_shard_memory_used_bytes",
+                "Memory that a primary of the payload cluster uses.",
+                labels=["server"],
+            ),
+            "limit": GaugeMetricFamily(
+                "rollout_buffer_payload_shard_memory_limit_bytes",
+                "The maxmemory of a primary of the payload cluster; absent where there is none.",
+                labels=["server"],
+            ),
+        }
         unread = GaugeMetricFamily(
             "rollout_buffer_runs_unread",
             "Runs of which this scrape has nothing, although the store answers; the log names them.",
@@ -43,6 +60,12 @@ class StoreCollector(Collector):
             if facts.memory_limit_bytes:
                 limit.add_metric([], facts.memory_limit_bytes)
             clients.add_metric([], facts.clients)
+            for each in facts.payload_shards:
+                shard["up"].add_metric([each.server], each.memory_used_bytes is not None)
+                if each.memory_used_bytes is not None:
+                    shard["used"].add_metric([each.server], each.memory_used_bytes)
+                if each.memory_limit_bytes:
+                    shard["limit"].add_metric([each.server], each.memory_limit_bytes)
             for reason in UNREAD:
                 unread.add_metric([reason], self._unread[reason])
-        yield from (up, used, limit, clients, unread)
+        yield from (up, used, limit, clients, *shard.values(), unread)

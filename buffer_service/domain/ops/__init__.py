@@ -35,7 +35,7 @@ from buffer_service.domain.ops.tasks import (
     Wanted,
     sink_of,
 )
-from buffer_service.domain.ops.views import Amount, Record, RunView, StoreFacts, TaskFailure
+from buffer_service.domain.ops.views import Amount, Record, RunView, ShardFacts, StoreFacts, TaskFailure
 from buffer_service.domain.ops.weights import (
     EngineReport,
     EngineReported,
@@ -84,6 +84,7 @@ __all__ = [
     "ReturnOutcome",
     "Returned",
     "RunView",
+    "ShardFacts",
     "ShardGroup",
     "Short",
     "StoreFacts",

@@ -40,12 +40,23 @@ class TaskFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """Facts that a primary of the payload store gives of itself at `server`, host:port; None: it does not answer."""
+
+    server: str
+    memory_used_bytes: int | None
+    memory_limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFacts:
     """Facts that the store's server gives of itself; a `memory_limit_bytes` of 0: none."""
 
     memory_used_bytes: int
     memory_limit_bytes: int
     clients: int
+    payload_shards: Sequence[ShardFacts] = ()
+    """Primaries of the cluster that payloads lie on, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.refusals import Refusals
 from buffer_service.store.transport.replication import Waits, Wanted
 from buffer_service.store.transport.shared_calls import SharedCalls
-from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
+from buffer_wire.errors import StoreFault, StoreUnavailable, StoreUnsuitable
 from buffer_wire.resp.encoding import Parts
 from buffer_wire.resp.errors import ConnectionLost, ReplyError
 from buffer_wire.resp.protocol import RespConnection
@@ -110,6 +110,15 @@ class Node:
     async def look(self) -> None:
         """See whether it answers. Raises StoreUnavailable, StoreUnsuitable."""
         await self.ask(Traffic.DELETIONS, [("PING",)])
+
+    async def memory(self) -> tuple[int, int] | tuple[None, None]:
+        """Bytes that the server uses, and its maxmemory, 0 for none; None where it does not answer."""
+        try:
+            (info,) = await self.ask(Traffic.DELETIONS, [("INFO", "memory")])
+        except StoreFault:
+            return None, None
+        found = fields_of(info)
+        return int(found["used_memory"]), int(found.get("maxmemory", "0"))
 
     async def keep(self, wanted: Wanted, at: RespConnection) -> None:
         """Wait until what was written over a connection is where it must be.

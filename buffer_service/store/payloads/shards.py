@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from buffer_service.domain.ops import StorePlace, StoreShard
+from buffer_service.domain.ops import ShardFacts, StorePlace, StoreShard
 from buffer_service.store.address import Address
 from buffer_service.store.payloads.every_node import EveryNode
 from buffer_service.store.payloads.node import Node, NotSent, Traffic
@@ -87,6 +87,12 @@ class Shards:
     def nodes(self) -> list[Node]:
         """The present primaries."""
         return list(self._nodes.values())
+
+    async def facts(self) -> list[ShardFacts]:
+        """Facts of the present primaries, by host and port."""
+        places = sorted(self._nodes)
+        found = await asyncio.gather(*(self._nodes[place].memory() for place in places))
+        return [ShardFacts(f"{host}:{port}", *memory) for (host, port), memory in zip(places, found, strict=True)]
 
     async def watch(self) -> None:
         """Follow the topology, and look whether the primaries answer; runs until cancelled."""
