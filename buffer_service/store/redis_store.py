@@ -228,4 +228,7 @@ class RedisRunStore:
     async def facts(self) -> ops.StoreFacts:
         """Facts that the store's server gives of itself."""
         info = fields_of(await self._connection.command("INFO"))
-        return ops.StoreFacts(int(info["used_memory"]), int(info.get("maxmemory", "0")), int(info["connected_clients"]))
+        shards = await self._shards.facts() if self._shards is not None else ()
+        return ops.StoreFacts(
+            int(info["used_memory"]), int(info.get("maxmemory", "0")), int(info["connected_clients"]), shards
+        )
