@@ -7,6 +7,7 @@ as the topology says so, which ends what waits for it. A shard that is away hold
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from buffer_wire.resp.slots import slot_of
 PATIENCE_S = 1.0
 """Longest wait, in seconds, of commands that were not sent or certainly did not run; callers come again."""
 PAUSE_S = 0.02
+FRESH_S = 0.1
+"""Time, in seconds, for which the nodes' answer is fresh enough for clients: all of a shard may ask at once."""
 WATCH_S = 1.0
 """Period, in seconds, of looking who the primaries are and whether they answer."""
 
@@ -58,6 +61,7 @@ class Shards:
         self.every_node = EveryNode(self.address, self.topology)
         self._timeout_s = timeout_s
         self._nodes: dict[Place, Node] = {}
+        self._place_anew_at = -FRESH_S
 
     async def open(self) -> None:
         """Find the primaries and look whether they suit. Raises StoreUnsuitable; StoreUnavailable when none answers."""
@@ -75,7 +79,9 @@ class Shards:
 
     async def place(self, *, anew: bool) -> StorePlace:
         """Place of the shards, for clients; `anew`: ask the nodes first, if one answers."""
-        if anew:
+        now = time.monotonic()
+        if anew and now >= self._place_anew_at + FRESH_S:
+            self._place_anew_at = now
             with contextlib.suppress(StoreFault):
                 await self.topology.refresh()
         slots: defaultdict[Place, list[tuple[int, int]]] = defaultdict(list)

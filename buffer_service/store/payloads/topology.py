@@ -6,7 +6,7 @@ node has said is elsewhere is there for SAID_S, whatever a node that does not kn
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -47,6 +47,9 @@ class Topology:
         self._nodes: Any = _client(address).nodes_manager
         self._said: dict[int, tuple[float, Place]] = {}
         self._question: asyncio.Task[None] | None = None
+        self._map: Mapping[int, Sequence[Any]] = {}
+        """The map of slots that `_shards` was made of."""
+        self._shards: list[Shard] = []
 
     def primary_of(self, slot: int) -> Place | None:
         """Primary that serves a slot; None when no node says that anybody does."""
@@ -66,19 +69,11 @@ class Topology:
 
     def shards(self) -> list[Shard]:
         """Ranges of slots in order, without those that nobody serves."""
-        shards: list[Shard] = []
-        first, last = 0, None
         slots = self._nodes.slots_cache
-        for slot in range(SLOTS + 1):
-            nodes = slots.get(slot)
-            # Slots of one range share their list.
-            if nodes is last:
-                continue
-            if last:
-                primary, *replicas = [(node.host, node.port) for node in last]
-                shards.append(Shard(first, slot - 1, primary, replicas))
-            first, last = slot, nodes
-        return shards
+        # Each answer of the nodes is a new map.
+        if slots is not self._map:
+            self._map, self._shards = slots, _ranges(slots)
+        return self._shards
 
     def has_moved(self, slot: int, place: Place) -> None:
         """Note what a node has said: the slot is served there."""
@@ -107,6 +102,21 @@ class Topology:
             if "Cluster mode is not enabled" in why:
                 raise StoreUnsuitable(self._address.shown, "its servers do not run in cluster mode") from error
             raise StoreUnavailable(self._address.shown, why) from error
+
+
+def _ranges(slots: Mapping[int, Sequence[Any]]) -> list[Shard]:
+    shards: list[Shard] = []
+    first, last = 0, None
+    for slot in range(SLOTS + 1):
+        nodes = slots.get(slot)
+        # Slots of one range share their list.
+        if nodes is last:
+            continue
+        if last:
+            primary, *replicas = [(node.host, node.port) for node in last]
+            shards.append(Shard(first, slot - 1, primary, replicas))
+        first, last = slot, nodes
+    return shards
 
 
 def _seen(question: asyncio.Task[None]) -> None:
