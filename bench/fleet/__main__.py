@@ -52,6 +52,7 @@ _RESULTS = Path(__file__).parents[1] / "results" / "fleet.json"
 _WATCH = "/rollout_buffer.v1.WeightService/WatchWeights"
 _PUSH = "/rollout_buffer.v1.GroupService/PushGroups"
 _EXTEND = "/rollout_buffer.v1.TaskService/ExtendLeases"
+_HEARTBEAT = "/rollout_buffer.v1.TaskService/Heartbeat"
 _REPORT = "/rollout_buffer.v1.WeightService/ReportEngine"
 _LOADERS = 2
 _IDLE_S, _PUBLISHES = 10.0, 3
@@ -102,7 +103,7 @@ class Scene:
 
     def load_cpu(self) -> float:
         """Seconds of the load's processes so far."""
-        return sum(loader.call("cpu") for loader in self.loaders)
+        return float(sum(loader.call("cpu") for loader in self.loaders))
 
     def resident(self) -> int:
         """Bytes of the rpc processes."""
@@ -234,7 +235,11 @@ def heartbeats() -> dict[str, dict[str, float]]:
     """Heartbeats of workers with an engine that holds leases, by each call."""
     with scene() as s:
         held = [_leases(s, f"worker-{i}") for i in range(_WORKERS)]
-        requests = {"ExtendLeases": (_EXTEND, _extends(held)), "ReportEngine": (_REPORT, _reports())}
+        requests = {
+            "ExtendLeases": (_EXTEND, _extends(held)),
+            "ReportEngine": (_REPORT, _reports()),
+            "Heartbeat": (_HEARTBEAT, _heartbeats(held)),
+        }
         measured = {name: _called(s, method, messages, _RATE) for name, (method, messages) in requests.items()}
         for name, (method, messages) in requests.items():
             measured[f"{name}, as many as go"] = _called(s, method, messages, 0.0)
@@ -284,8 +289,20 @@ def _reports() -> list[bytes]:
     return [weights_pb2.ReportEngineRequest(run=RUN, report=_report(i)).SerializeToString() for i in range(_WORKERS)]
 
 
+def _heartbeats(held: Sequence[Sequence[str]]) -> list[bytes]:
+    joined = tasks_pb2.HeartbeatRequest
+    return [
+        joined(
+            run=RUN,
+            extensions=[tasks_pb2.ExtendLeasesRequest(worker_id=f"worker-{i}", instance_id="i", lease_ids=leases)],
+            reports=[weights_pb2.ReportEngineRequest(report=_report(i))],
+        ).SerializeToString()
+        for i, leases in enumerate(held)
+    ]
+
+
 def _called(s: Scene, method: str, messages: Sequence[bytes], per_s: float) -> dict[str, float]:
-    """What calls at this rate cost; 0: as many as go, 64 under way."""
+    """Cost of calls at this rate; 0: as many as go, 64 under way."""
     (replica,), loader = s.replicas, s.loaders[0]
     cpu, store, load_cpu = s.cpu(), cpu_s([replica.store_pid]), loader.call("cpu")
     called: Called = loader.call("call", [replica.address] * 50, method, messages, per_s, _SECONDS)

@@ -109,8 +109,8 @@ def leases(record: Record) -> dict[str, HeldLease]:
     for exchange in record.of("LeaseTasks"):
         for lease in exchange.reply.leases if exchange.reply is not None else ():
             held.setdefault(lease.lease_id, HeldLease(lease, exchange, exchange.replied_s))
-    for exchange in record.of("ExtendLeases"):
-        _heartbeat(held, exchange)
+    for exchange, request, reply in extensions(record):
+        _heartbeat(held, exchange, request, reply)
     for exchange in record.of("ReturnLeases"):
         for back in exchange.request.returns if exchange.reply is not None else ():
             if back.lease_id in held:
@@ -122,9 +122,27 @@ def leases(record: Record) -> dict[str, HeldLease]:
     return held
 
 
-def _heartbeat(held: dict[str, HeldLease], exchange: Exchange) -> None:
-    states = exchange.reply.states if exchange.reply is not None else ()
-    for i, lease_id in enumerate(exchange.request.lease_ids):
+def extensions(
+    record: Record,
+) -> Iterator[tuple[Exchange, tasks_pb2.ExtendLeasesRequest, tasks_pb2.ExtendLeasesResponse | None]]:
+    """Extensions of leases, those that were sent together too, each with its reply, if there was one."""
+    for exchange in record.of("ExtendLeases", "Heartbeat"):
+        if exchange.method == "ExtendLeases":
+            yield exchange, exchange.request, exchange.reply
+        else:
+            replies = exchange.reply.extended if exchange.reply is not None else ()
+            for i, request in enumerate(exchange.request.extensions):
+                yield exchange, request, replies[i] if i < len(replies) else None
+
+
+def _heartbeat(
+    held: dict[str, HeldLease],
+    exchange: Exchange,
+    request: tasks_pb2.ExtendLeasesRequest,
+    reply: tasks_pb2.ExtendLeasesResponse | None,
+) -> None:
+    states = reply.states if reply is not None else ()
+    for i, lease_id in enumerate(request.lease_ids):
         lease = held.get(lease_id)
         if lease is None:
             continue
@@ -138,8 +156,10 @@ def _heartbeat(held: dict[str, HeldLease], exchange: Exchange) -> None:
 def reports(record: Record) -> dict[str, list[tuple[Exchange, weights_pb2.EngineReport]]]:
     """Reports by engine, in order of arrival."""
     found: dict[str, list[tuple[Exchange, weights_pb2.EngineReport]]] = {}
-    for exchange in record.of("ReportEngine"):
-        found.setdefault(exchange.request.report.engine_id, []).append((exchange, exchange.request.report))
+    for exchange in record.of("ReportEngine", "Heartbeat"):
+        requests = [exchange.request] if exchange.method == "ReportEngine" else exchange.request.reports
+        for request in requests:
+            found.setdefault(request.report.engine_id, []).append((exchange, request.report))
     return found
 
 

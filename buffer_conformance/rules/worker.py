@@ -14,7 +14,7 @@ from buffer_conformance.rules.shared import (
     seen_revision,
     well_formed,
 )
-from buffer_conformance.rules.views import disturbed, leases, pushes, reports, stamp, without_run
+from buffer_conformance.rules.views import disturbed, extensions, leases, pushes, reports, stamp, without_run
 from rollout_buffer.v1 import weights_pb2
 
 REPORT_SETTLING_S = 3.0
@@ -139,17 +139,15 @@ def _loads_what_is_published(record: Record, finding: Finding) -> None:
 
 @rule("W9", "Of a lost lease nothing is said any more; a finished group may be pushed.", "Leases")
 def _nothing_for_a_lost_lease(record: Record, finding: Finding) -> None:
+    named = [(call, list(request.lease_ids)) for call, request, _ in extensions(record)]
+    named += [(call, [back.lease_id for back in call.request.returns]) for call in record.of("ReturnLeases")]
     for lease_id, held in leases(record).items():
         lost = held.lost_s
         if lost == float("inf"):
             continue
         finding.exercised += 1
-        for call in record.of("ExtendLeases", "ReturnLeases"):
-            if call.began_s <= lost + SETTLING_S:
-                continue
-            request = call.request
-            named = request.lease_ids if call.method == "ExtendLeases" else [b.lease_id for b in request.returns]
-            if lease_id in named:
+        for call, lease_ids in named:
+            if call.began_s > lost + SETTLING_S and lease_id in lease_ids:
                 finding.violations.append(f"{call} is about lease {lease_id}, known to be lost since {lost:.1f} s")
 
 

@@ -68,6 +68,7 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
         "SubmitTasks": _TRAINER,
         "LeaseTasks": _WORKER,
         "ExtendLeases": _WORKER,
+        "Heartbeat": _WORKER,
         "ReturnLeases": _WORKER,
     },
     "GroupService": {"PushGroups": _PUSH, "PushGroup": _PUSH},

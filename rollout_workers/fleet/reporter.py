@@ -2,11 +2,12 @@
 
 Changes that come while a report is under way are sent together afterwards; the newest state is what counts. Reports
 also carry the wish for a permit to load, and bring the answer (weights/permits.py); and they say what the engine has
-decoded, for which none is sent.
+decoded, for which none is sent. A report rides on the heartbeat of the worker's leases (service/heartbeats.py).
 """
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 
 from rollout_buffer.v1 import weights_pb2
@@ -38,16 +39,27 @@ class Reporter:
         self._heard = 0
         self._sent = weights_pb2.EngineReport()
         self._sent_wish = False
+        self._sent_at = float("-inf")
+        """Monotonic time of the last report."""
+        self._rides = False
+        """True when the next report is to go with what the worker is about to send."""
 
     async def run(self) -> None:
         """Report until cancelled."""
         slot = self._slot
-        while True:
-            self._heard = self._watcher.messages
-            self._sent, self._sent_wish = slot.report(self._worker_id), self._permits.wanted
-            reply = await self._service.report(slot.full_report(self._worker_id), wants_load=self._sent_wish)
-            self._permits.answered(granted=self._sent_wish and reply.may_load)
-            await until_any(self._is_news, slot.changes, self._watcher.changes, timeout_s=self._pause_s())
+        with self._service.heartbeats.riding(self._ride):
+            while True:
+                self._heard = self._watcher.messages
+                self._sent, self._sent_wish = slot.report(self._worker_id), self._permits.wanted
+                self._sent_at, self._rides = time.monotonic(), False
+                reply = await self._service.report(slot.full_report(self._worker_id), wants_load=self._sent_wish)
+                self._permits.answered(granted=self._sent_wish and reply.may_load)
+                await until_any(self._is_news, slot.changes, self._watcher.changes, timeout_s=self._pause_s())
+
+    def _ride(self) -> None:
+        if time.monotonic() - self._sent_at > REFRESH_S / 2:
+            self._rides = True
+            self._slot.changes.notify()
 
     def _pause_s(self) -> float:
         if not self._permits.wanted:
@@ -56,6 +68,8 @@ class Reporter:
 
     def _is_news(self) -> bool:
         waits = self._permits.wanted and not self._permits.granted
+        if self._rides:
+            return True
         if waits and self._watcher.messages != self._heard:
             return True
         return self._permits.wanted != self._sent_wish or self._slot.report(self._worker_id) != self._sent

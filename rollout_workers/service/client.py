@@ -35,6 +35,7 @@ from rollout_buffer.v1 import (
     weights_pb2,
     weights_pb2_grpc,
 )
+from rollout_workers.service.heartbeats import Heartbeats
 from rollout_workers.versions import Version
 
 R = TypeVar("R")
@@ -101,6 +102,7 @@ class ServiceClient:
         self.tokens = self._connector.tokens
         self._control = self._connector.asyncio()
         self._bulk = self._connector.asyncio()
+        self.heartbeats = Heartbeats(self._control, self.ref, worth_waiting)
         self._tasks = tasks_pb2_grpc.TaskServiceStub(self._control)
         self._runs = runs_pb2_grpc.RunServiceStub(self._control)
         self._weights = weights_pb2_grpc.WeightServiceStub(self._control)
@@ -171,10 +173,8 @@ class ServiceClient:
         """Heartbeat for leases of `holder`; gives up after `timeout_s`, so that the next one can begin."""
 
         def attempt() -> Awaitable[tasks_pb2.ExtendLeasesResponse]:
-            request = tasks_pb2.ExtendLeasesRequest(
-                run=self.ref(), worker_id=holder, instance_id=self.instance_id, lease_ids=lease_ids
-            )
-            return self._tasks.ExtendLeases(request, timeout=min(CALL_TIMEOUT_S, timeout_s))
+            request = tasks_pb2.ExtendLeasesRequest(worker_id=holder, instance_id=self.instance_id, lease_ids=lease_ids)
+            return self.heartbeats.extend(request, min(CALL_TIMEOUT_S, timeout_s))
 
         return await self.repeat("extend leases", attempt, timeout_s)
 
@@ -203,8 +203,8 @@ class ServiceClient:
         allowed_s = timeout_s or self.timeout_s
 
         def attempt() -> Awaitable[weights_pb2.ReportEngineResponse]:
-            request = weights_pb2.ReportEngineRequest(run=self.ref(), report=report, wants_load=wants_load)
-            return self._weights.ReportEngine(request, timeout=min(CALL_TIMEOUT_S, allowed_s))
+            request = weights_pb2.ReportEngineRequest(report=report, wants_load=wants_load)
+            return self.heartbeats.report(request, min(CALL_TIMEOUT_S, allowed_s))
 
         return await self.repeat("report an engine", attempt, allowed_s)
 
@@ -302,6 +302,7 @@ class ServiceClient:
 
     async def close(self) -> None:
         """Close both channels."""
+        self.heartbeats.close()
         await self._control.close(None)
         await self._bulk.close(None)
         for closing in self._closing:

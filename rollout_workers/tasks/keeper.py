@@ -62,6 +62,8 @@ class LeaseKeeper:
         self._changes = Changes()
         self._hurry_at = float("inf")
         """Monotonic time at which the next heartbeat goes out at the latest."""
+        self._beat_at = float("-inf")
+        """Monotonic time of the last heartbeat."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -89,12 +91,21 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         """Send heartbeats until cancelled. Raises RolloutBufferError for errors that no repeat can mend."""
-        while True:
-            await self._changes.until(lambda: bool(self._held))
-            await self._until_due()
-            self._hurry_at = float("inf")
-            for batch in self._batches():
-                await self._beat(batch)
+        with self._service.heartbeats.riding(self._ride):
+            while True:
+                await self._changes.until(lambda: bool(self._held))
+                await self._until_due()
+                self._hurry_at, self._beat_at = float("inf"), time.monotonic()
+                for batch in self._batches():
+                    await self._beat(batch)
+
+    def _ride(self) -> None:
+        """Have the next heartbeat go with what the worker is about to send, where it would go soon."""
+        now = time.monotonic()
+        oldest = min((held.renewed_at for held in self._held.values()), default=now)
+        if now - max(oldest, self._beat_at) > self._ttl_s / 6:
+            self._hurry_at = now
+            self._changes.notify()
 
     async def _until_due(self) -> None:
         """Wait for the end of the first third of the oldest lease's time, or for what is hurried."""

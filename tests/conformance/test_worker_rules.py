@@ -7,7 +7,7 @@ import pytest
 
 from buffer_conformance.record import Exchange, Mark, Record
 from buffer_conformance.rules.rule import Outcome, judged
-from buffer_conformance.rules.views import Push, leases, pushes
+from buffer_conformance.rules.views import Push, extensions, leases, pushes
 from buffer_conformance.rules.worker import WORKER_RULES
 from rollout_buffer.v1 import common_pb2, groups_pb2, tasks_pb2, weights_pb2
 from tests.conformance.falsify import after, calls, change, change_groups, remember
@@ -51,13 +51,20 @@ def asks_anew(record: Record) -> None:
     change(repeat, request_id="another")
 
 
+def reports_in(exchange: Exchange) -> list[weights_pb2.EngineReport]:
+    """Reports of an exchange, to be changed."""
+    request = exchange.requests[0].message
+    return [each.report for each in ([request] if exchange.method == "ReportEngine" else request.reports)]
+
+
 def asks_for_another_engine(record: Record) -> None:
     lost = calls(record, "LeaseTasks", lambda call: call.fault == LOST)[0]
     repeat = calls(record, "LeaseTasks", lambda call: call.began_s > lost.began_s)[0]
     change(repeat, engine_id="another")
-    for report in calls(record, "ReportEngine"):
-        also = after(record, report.began_s, report)
-        also.requests[0].message.report.engine_id = "another"
+    for reported in [*calls(record, "ReportEngine"), *calls(record, "Heartbeat")]:
+        also = after(record, reported.began_s, reported)
+        for report in reports_in(also):
+            report.engine_id = "another"
         change(also)
 
 
@@ -100,6 +107,8 @@ def forgets_a_lease(record: Record) -> None:
 
 def sends_no_heartbeats(record: Record) -> None:
     record.exchanges = [exchange for exchange in record.exchanges if exchange.method != "ExtendLeases"]
+    for exchange in record.of("Heartbeat"):
+        exchange.requests[0].message.ClearField("extensions")
     remember(record)
 
 
@@ -179,10 +188,10 @@ def pushes_nothing_again(record: Record) -> None:
             entry.message.groups.extend(kept)
             entry.raw = entry.message.SerializeToString()
     # A slow worker's next heartbeat may have been told that the lease, whose group had come, is over.
-    for beat in calls(record, "ExtendLeases", lambda call: call.reply is not None):
-        for at, lease_id in enumerate(beat.request.lease_ids):
-            if lease_id == first.lease_id:
-                beat.replies[0].message.states[at] = tasks_pb2.LEASE_STATE_LIVE
+    for _, request, reply in extensions(record):
+        for at, lease_id in enumerate(request.lease_ids):
+            if reply is not None and lease_id == first.lease_id:
+                reply.states[at] = tasks_pb2.LEASE_STATE_LIVE
 
 
 def names_another_version(record: Record) -> None:
@@ -228,9 +237,10 @@ def with_exit_code(record: Record) -> None:
 
 
 def never_says_stopped(record: Record) -> None:
-    for exchange in record.of("ReportEngine"):
-        if exchange.request.report.state == weights_pb2.ENGINE_STATE_STOPPED:
-            exchange.requests[0].message.report.state = weights_pb2.ENGINE_STATE_READY
+    for exchange in record.of("ReportEngine", "Heartbeat"):
+        for report in reports_in(exchange):
+            if report.state == weights_pb2.ENGINE_STATE_STOPPED:
+                report.state = weights_pb2.ENGINE_STATE_READY
 
 
 def keeps_leases_at_its_end(record: Record) -> None:

@@ -63,6 +63,10 @@ class FakeService:
     reports: list[weights_pb2.EngineReport] = field(default_factory=list)
     lease_requests: list[tasks_pb2.LeaseTasksRequest] = field(default_factory=list)
     extends: list[list[str]] = field(default_factory=list)
+    heartbeats: int = 0
+    """Calls that joined several extensions and reports."""
+    knows_heartbeats: bool = True
+    """False: a service of before there was such a call."""
     bundles: list[int] = field(default_factory=list)
     """Groups of each received bundle."""
     pushers: list[str] = field(default_factory=list)
@@ -305,6 +309,17 @@ class _Tasks(tasks_pb2_grpc.TaskServiceServicer):
         states = [self.fake.state_of(lease_id) for lease_id in request.lease_ids]
         await self.fake.changed()
         return tasks_pb2.ExtendLeasesResponse(revision=self.fake.revision, states=states, ttl_ms=self.fake.ttl_ms)
+
+    async def Heartbeat(self, request: tasks_pb2.HeartbeatRequest, context: Context) -> tasks_pb2.HeartbeatResponse:
+        if not self.fake.knows_heartbeats:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        self.fake.heartbeats += 1
+        weights = _Weights(self.fake)
+        extended = [await self.ExtendLeases(each, context) for each in request.extensions]
+        reported = [await weights.ReportEngine(each, context) for each in request.reports]
+        return tasks_pb2.HeartbeatResponse(
+            revision=self.fake.revision, revision_proof="p", extended=extended, reported=reported
+        )
 
     async def ReturnLeases(
         self, request: tasks_pb2.ReturnLeasesRequest, context: Context

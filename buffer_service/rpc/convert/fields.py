@@ -1,7 +1,7 @@
 """Checks that many requests share. Each raises InvalidField naming the field, its value and the limit."""
 
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Any, TypeVar
 
 from buffer_service.domain.ops import WeightVersion
@@ -92,6 +92,17 @@ def version(value: common_pb2.WeightVersion, field: str) -> WeightVersion:
 def reply(kind: type[MessageT], result: Any, **given: Any) -> MessageT:  # noqa: ANN401 - of any field's type
     """The reply of an operation: its result's fields, the proof of its revision, and `given` fields."""
     return message_of(kind, result, revision_proof=result.revision.proof, **given)
+
+
+def within(place: str, convert: Callable[[Any], T], message: Any) -> T:  # noqa: ANN401 - of any message
+    """A converted part of a request. Raises InvalidField, whose field is named from `place` on."""
+    try:
+        return convert(message)
+    except InvalidField as error:
+        told = error.attributes
+        raise InvalidField.from_wire(
+            f"{place}.{error.message}", {**told, "field": f"{place}.{told['field']}"}
+        ) from None
 
 
 def unique(values: Iterable[T], field: str, part: str = "") -> None:

@@ -6,6 +6,7 @@ from math import isfinite
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert.groups import partial_rollout_facts
+from buffer_service.rpc.convert.weights import report
 from buffer_wire import layout, limits
 from buffer_wire.codec import split_group
 from buffer_wire.enums import members
@@ -148,6 +149,18 @@ def extend(request: pb.ExtendLeasesRequest) -> tuple[str, str, list[str]]:
     """Check a heartbeat and return its (worker_id, instance_id, lease_ids). Raises InvalidField."""
     fields.count(request.lease_ids, "lease_ids", 1, 4_096)
     return (*_worker(request), [fields.lease_id(value, f"lease_ids[{i}]") for i, value in enumerate(request.lease_ids)])
+
+
+def heartbeat(
+    request: pb.HeartbeatRequest,
+) -> tuple[list[tuple[str, str, list[str]]], list[ops.EngineReport]]:
+    """Extensions and reports of a checked heartbeat, in order. Raises InvalidField."""
+    if not request.extensions and not request.reports:
+        raise InvalidField("extensions", "empty", "set, or reports")
+    fields.count(request.extensions, "extensions", 0, limits.MAX_PARTS_OF_HEARTBEAT)
+    fields.count(request.reports, "reports", 0, limits.MAX_PARTS_OF_HEARTBEAT)
+    extensions = [fields.within(f"extensions[{i}]", extend, each) for i, each in enumerate(request.extensions)]
+    return extensions, [fields.within(f"reports[{i}]", report, each) for i, each in enumerate(request.reports)]
 
 
 def give_back(request: pb.ReturnLeasesRequest) -> tuple[str, str, list[ops.LeaseReturn]]:

@@ -3,6 +3,7 @@
 PullBatch is handed bytes and hands back bytes, so that no payload is parsed by protobuf.
 """
 
+import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from buffer_service.rpc.streams.pull import PullStream
 from buffer_service.rpc.streams.weights import WeightsFeed
 from buffer_service.security.gate import caller
 from buffer_wire.errors import PolicyChanged
+from buffer_wire.messages import message_of
 from buffer_wire.revision import Revision
 from rollout_buffer.v1 import (
     batches_pb2,
@@ -36,6 +38,8 @@ from rollout_buffer.v1 import (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_WITHOUT_REVISION: dict[str, Any] = {"revision": 0, "revision_proof": ""}
 
 POLICY_TRIES = 8
 """Largest number of tries to change a policy's fields while others change it; then the caller has to ask again."""
@@ -157,6 +161,26 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
         run_id, seen = fields.run_ref(request.run)
         extended = await self.store.call(commands.extend(run_id, *tasks.extend(request), seen_revision=seen))
         return fields.reply(tasks_pb2.ExtendLeasesResponse, extended)
+
+    async def Heartbeat(self, request: tasks_pb2.HeartbeatRequest, _: Context) -> tasks_pb2.HeartbeatResponse:
+        """Prolong leases and record reports of engines: of all parts the store is asked at once."""
+        run_id, seen = fields.run_ref(request.run)
+        extensions, reports = tasks.heartbeat(request)
+        extended, reported = await asyncio.gather(
+            asyncio.gather(
+                *(self.store.call(commands.extend(run_id, *each, seen_revision=seen)) for each in extensions)
+            ),
+            asyncio.gather(
+                *(self.store.call(commands.report_engine(run_id, each, seen_revision=seen)) for each in reports)
+            ),
+        )
+        revision = max([*(each.revision for each in extended), *(each.revision for each in reported)])
+        return tasks_pb2.HeartbeatResponse(
+            revision=revision,
+            revision_proof=revision.proof,
+            extended=[message_of(tasks_pb2.ExtendLeasesResponse, each, **_WITHOUT_REVISION) for each in extended],
+            reported=[message_of(weights_pb2.ReportEngineResponse, each, **_WITHOUT_REVISION) for each in reported],
+        )
 
     async def ReturnLeases(self, request: tasks_pb2.ReturnLeasesRequest, _: Context) -> tasks_pb2.ReturnLeasesResponse:
         """Hand leased tasks back."""

@@ -680,6 +680,73 @@ class ExtendLeasesResponse(google.protobuf.message.Message):
 Global___ExtendLeasesResponse: typing_extensions.TypeAlias = ExtendLeasesResponse
 
 @typing.final
+class HeartbeatRequest(google.protobuf.message.Message):
+    """Request of Heartbeat. Set something; the parts are carried out beside each other, and each may be repeated."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    EXTENSIONS_FIELD_NUMBER: builtins.int
+    REPORTS_FIELD_NUMBER: builtins.int
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    @property
+    def extensions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ExtendLeasesRequest]:
+        """Leases to prolong, of at most 256 holders, each as ExtendLeases takes it; `run` in them is not read."""
+
+    @property
+    def reports(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rollout_buffer.v1.weights_pb2.ReportEngineRequest]:
+        """Reports of at most 256 engines, each as ReportEngine takes it; `run` in them is not read."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+        extensions: collections.abc.Iterable[Global___ExtendLeasesRequest] | None = ...,
+        reports: collections.abc.Iterable[rollout_buffer.v1.weights_pb2.ReportEngineRequest] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["extensions", b"extensions", "reports", b"reports", "run", b"run"]) -> None: ...
+
+Global___HeartbeatRequest: typing_extensions.TypeAlias = HeartbeatRequest
+
+@typing.final
+class HeartbeatResponse(google.protobuf.message.Message):
+    """Reply of Heartbeat."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
+    EXTENDED_FIELD_NUMBER: builtins.int
+    REPORTED_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
+    @property
+    def extended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ExtendLeasesResponse]:
+        """Replies to the extensions in request order, without revisions."""
+
+    @property
+    def reported(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rollout_buffer.v1.weights_pb2.ReportEngineResponse]:
+        """Replies to the reports in request order, without revisions."""
+
+    def __init__(
+        self,
+        *,
+        revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
+        extended: collections.abc.Iterable[Global___ExtendLeasesResponse] | None = ...,
+        reported: collections.abc.Iterable[rollout_buffer.v1.weights_pb2.ReportEngineResponse] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["extended", b"extended", "reported", b"reported", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
+
+Global___HeartbeatResponse: typing_extensions.TypeAlias = HeartbeatResponse
+
+@typing.final
 class LeaseReturn(google.protobuf.message.Message):
     """Lease that is handed back."""
 

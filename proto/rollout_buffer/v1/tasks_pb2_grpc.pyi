@@ -75,6 +75,22 @@ _TaskServiceExtendLeasesType = typing_extensions.TypeVar(
     ],
 )
 
+_TaskServiceHeartbeatType = typing_extensions.TypeVar(
+    '_TaskServiceHeartbeatType',
+    grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.tasks_pb2.HeartbeatRequest,
+        rollout_buffer.v1.tasks_pb2.HeartbeatResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.tasks_pb2.HeartbeatRequest,
+        rollout_buffer.v1.tasks_pb2.HeartbeatResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.tasks_pb2.HeartbeatRequest,
+        rollout_buffer.v1.tasks_pb2.HeartbeatResponse,
+    ],
+)
+
 _TaskServiceReturnLeasesType = typing_extensions.TypeVar(
     '_TaskServiceReturnLeasesType',
     grpc.UnaryUnaryMultiCallable[
@@ -91,7 +107,7 @@ _TaskServiceReturnLeasesType = typing_extensions.TypeVar(
     ],
 )
 
-class TaskServiceStub(typing.Generic[_TaskServiceSubmitTasksType, _TaskServiceLeaseTasksType, _TaskServiceExtendLeasesType, _TaskServiceReturnLeasesType]):
+class TaskServiceStub(typing.Generic[_TaskServiceSubmitTasksType, _TaskServiceLeaseTasksType, _TaskServiceExtendLeasesType, _TaskServiceHeartbeatType, _TaskServiceReturnLeasesType]):
     """Used by the trainer's feeder (SubmitTasks) and by rollout workers (all else)."""
 
     @typing.overload
@@ -107,6 +123,10 @@ class TaskServiceStub(typing.Generic[_TaskServiceSubmitTasksType, _TaskServiceLe
         grpc.UnaryUnaryMultiCallable[
             rollout_buffer.v1.tasks_pb2.ExtendLeasesRequest,
             rollout_buffer.v1.tasks_pb2.ExtendLeasesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.tasks_pb2.HeartbeatRequest,
+            rollout_buffer.v1.tasks_pb2.HeartbeatResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             rollout_buffer.v1.tasks_pb2.ReturnLeasesRequest,
@@ -129,6 +149,10 @@ class TaskServiceStub(typing.Generic[_TaskServiceSubmitTasksType, _TaskServiceLe
             rollout_buffer.v1.tasks_pb2.ExtendLeasesResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.tasks_pb2.HeartbeatRequest,
+            rollout_buffer.v1.tasks_pb2.HeartbeatResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             rollout_buffer.v1.tasks_pb2.ReturnLeasesRequest,
             rollout_buffer.v1.tasks_pb2.ReturnLeasesResponse,
         ],
@@ -142,6 +166,9 @@ class TaskServiceStub(typing.Generic[_TaskServiceSubmitTasksType, _TaskServiceLe
 
     ExtendLeases: _TaskServiceExtendLeasesType
     """Heartbeat: prolongs leases that are still live."""
+
+    Heartbeat: _TaskServiceHeartbeatType
+    """Several ExtendLeases and ReportEngine in one call, which costs the service two thirds of two."""
 
     ReturnLeases: _TaskServiceReturnLeasesType
     """Hands tasks back unfinished, with what was generated so far."""
@@ -158,6 +185,10 @@ TaskServiceAsyncStub: typing_extensions.TypeAlias = TaskServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         rollout_buffer.v1.tasks_pb2.ExtendLeasesRequest,
         rollout_buffer.v1.tasks_pb2.ExtendLeasesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.tasks_pb2.HeartbeatRequest,
+        rollout_buffer.v1.tasks_pb2.HeartbeatResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         rollout_buffer.v1.tasks_pb2.ReturnLeasesRequest,
@@ -191,6 +222,14 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.tasks_pb2.ExtendLeasesResponse, collections.abc.Awaitable[rollout_buffer.v1.tasks_pb2.ExtendLeasesResponse]]:
         """Heartbeat: prolongs leases that are still live."""
+
+    @abc.abstractmethod
+    def Heartbeat(
+        self,
+        request: rollout_buffer.v1.tasks_pb2.HeartbeatRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_buffer.v1.tasks_pb2.HeartbeatResponse, collections.abc.Awaitable[rollout_buffer.v1.tasks_pb2.HeartbeatResponse]]:
+        """Several ExtendLeases and ReportEngine in one call, which costs the service two thirds of two."""
 
     @abc.abstractmethod
     def ReturnLeases(
