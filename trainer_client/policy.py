@@ -18,7 +18,7 @@ from rollout_buffer.v1 import runs_pb2 as pb
 from trainer_client.field_names import NamedFields, check_names
 
 OverflowAction: TypeAlias = Literal["drop_oldest", "block", "reject"]
-StaleAction: TypeAlias = Literal["drop", "recycle"]
+StaleAction: TypeAlias = Literal["drop", "recycle", "wait"]
 StalenessMeasure: TypeAlias = Literal["head", "mean", "tail"]
 Order: TypeAlias = Literal["fifo", "lifo", "stalest_first", "priority"]
 
@@ -145,6 +145,8 @@ class Policy(NamedFields):
     """Engines that may be out of service at once to load weights from files; 0 (default) is no limit."""
     fresh_start_ms: int | None = None
     """Longest time in ms that an engine gets no new group because it is about to load; default 30,000, 0: never."""
+    stale_wait_ms: int | None = None
+    """Longest time in ms that a batch waits for groups in flight, with stale_action "wait"; default 60,000."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.environments, Mapping):

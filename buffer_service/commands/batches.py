@@ -69,7 +69,7 @@ def _steps(_tag: str, fields: Fields) -> tuple[Revision, int]:
 
 
 def _short(step: int, fields: Fields) -> ops.Short:
-    revision, queued, needed, leased, pending, asked = fields
+    revision, queued, needed, leased, pending, asked, awaited = fields
     hint = ""
     if leased == 0 and pending == 0:
         hint = "no task is pending or leased: the trainer's feeder has submitted too few"
@@ -77,7 +77,9 @@ def _short(step: int, fields: Fields) -> ops.Short:
         hint = "no worker has asked for a lease"
     elif leased == 0:
         hint = f"no worker holds a lease though {pending} tasks are pending"
-    return ops.Short(revision, step, queued, needed, leased, pending, hint)
+    if awaited:
+        hint = f"{awaited} group{'s' * (awaited > 1)} in flight, too stale for the next batch (stale_action wait)"
+    return ops.Short(revision, step, queued, needed, leased, pending, hint, awaited)
 
 
 def _batch(fields: Fields) -> ops.Batch:

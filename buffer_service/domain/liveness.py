@@ -28,6 +28,7 @@ def refuse_what_cannot_progress(policy: "RunPolicy") -> None:
     _refuse_small_quotas(policy)
     _refuse_closed_gates(policy)
     _refuse_short_lookahead(policy)
+    _refuse_waits_for_more_than_fits(policy)
 
 
 def _refuse_empty_filters(policy: "RunPolicy") -> None:
@@ -117,6 +118,30 @@ def _refuse_short_lookahead(policy: "RunPolicy") -> None:
             f"trainer with prefetch_batches {policy.prefetch_batches} and "
             f"batches_per_publish {policy.batches_per_publish} needs",
         )
+
+
+def _refuse_waits_for_more_than_fits(policy: "RunPolicy") -> None:
+    """Waiting helps where every group has its turn in time, and room until then.
+
+    A batch waits for groups that are leased. Were one of them to wait for room in the queue, both would wait for each
+    other until stale_wait_ms has passed.
+    """
+    if policy.stale_action != "wait":
+        return
+    if policy.max_staleness < 0 or policy.staleness_measure != "head":
+        why = "wait needs max_staleness, and staleness_measure head: only a head is known of a group in flight"
+        raise InvalidPolicy("stale_action", why)
+    if not 0 <= policy.max_lookahead <= policy.max_staleness:
+        why = f"wait needs max_lookahead, at most max_staleness {policy.max_staleness}: more cannot be trained in time"
+        raise InvalidPolicy("stale_action", why)
+    admitted = (policy.max_lookahead + 1) * policy.batches_per_publish * policy.batch_groups
+    if policy.max_queued_groups < admitted:
+        why = (
+            f"{policy.max_queued_groups} is below {admitted}: wait needs room for all that max_lookahead admits"
+        )
+        raise InvalidPolicy("max_queued_groups", why)
+    if policy.batch_tokens:
+        raise InvalidPolicy("stale_action", "wait needs batches of batch_groups groups, without batch_tokens")
 
 
 def most_batch_groups(policy: "RunPolicy", most: int) -> int:

@@ -36,6 +36,7 @@ class StaleAction(StrEnum):
 
     DROP = "drop"
     RECYCLE = "recycle"
+    WAIT = "wait"
 
 
 class StalenessMeasure(StrEnum):
@@ -123,6 +124,7 @@ class RunPolicy:
     wait_timeout_ms: Annotated[int, Between(1, 60_000)] = 1_000
     max_unavailable_engines: Annotated[int, Between(0, 1_000_000)] = 0
     fresh_start_ms: Annotated[int, Between(0, 600_000)] = 30_000
+    stale_wait_ms: Annotated[int, Between(0, 3_600_000)] = 60_000
 
     def __post_init__(self) -> None:
         if self.max_queued_groups == 0:

@@ -94,7 +94,7 @@ def pull_waits_on(situation: Situation, hint: str = "") -> str:
         return stuck
     if situation.leased:
         draining = ", the last ones of a run that is being drained" if situation.draining else ""
-        return f"generation: {_counted(situation.leased, 'task')} being generated{draining}"
+        return f"generation: {hint or _counted(situation.leased, 'task') + ' being generated'}{draining}"
     return _without_leases(situation, hint)
 
 

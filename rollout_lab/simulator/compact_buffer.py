@@ -6,7 +6,7 @@ expire, repeats, other ranks, resumes. Tests compare every decision with the ref
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import assert_never, cast
 
@@ -36,6 +36,8 @@ class CompactBuffer:
         self._again: list[_Task] = []
         """Recycled tasks, which are leased before new ones; lowest number first."""
         self._leased = 0
+        self._heads: Counter[int] = Counter()
+        """Leased groups by the version that they began with."""
         self._published = 0
         self._next_step = 0
         self._published_steps = 0
@@ -67,6 +69,7 @@ class CompactBuffer:
             self._tasks += 1
             group.lease = (self._tasks, 0)
         self._leased += 1
+        self._heads[group.head] += 1
         return True
 
     def push(self, group: SimulatedGroup) -> bool:
@@ -100,13 +103,28 @@ class CompactBuffer:
             wanted = min(wanted, policy.micro_batch_groups)
         if len(self._queue) < wanted:
             return None
-        taken = self._queue.take(wanted)
+        last = self._in_step + wanted == policy.batch_groups
+        chance = self._last_chance(train_version)
+        if chance is not None and last and any(self._heads[head] for head in range(*chance)):
+            return None
+        taken = self._queue.take(wanted, chance[1] if chance else None)
         self._in_step += wanted
-        last = self._in_step == policy.batch_groups
         if last:
             self._in_step = 0
             self._next_step += 1
         return taken, last
+
+    def _last_chance(self, train_version: int) -> tuple[int, int] | None:
+        """Heads that this step may still train, and the next may not: from, and below; None where no batch waits.
+
+        A batch of the simulation waits for as long as it takes.
+        """
+        policy = self._policy
+        if policy.stale_action is not StaleAction.WAIT:
+            return None
+        steps = self._next_step + 1 - self._published_steps
+        following = next_train_version(self._published, steps, policy.batches_per_publish)
+        return train_version - policy.max_staleness, max(train_version, following) - policy.max_staleness
 
     def finish(self, step: int, version: int | None) -> None:
         """A step is trained, and perhaps published."""
@@ -123,6 +141,7 @@ class CompactBuffer:
 
     def _accept(self, group: SimulatedGroup) -> None:
         self._leased -= 1
+        self._heads[group.head] -= 1
         self._queue.add(group)
 
     def _evict(self, train_version: int) -> None:
@@ -137,10 +156,10 @@ class CompactBuffer:
             number, incarnation = cast("_Task", group.lease)
             exhausted = 0 < policy.max_incarnations <= incarnation + 1
             match policy.stale_action:
-                case StaleAction.RECYCLE if not exhausted:
+                case StaleAction.RECYCLE | StaleAction.WAIT if not exhausted:
                     heapq.heappush(self._again, (number, incarnation + 1))
                     self._recycled += 1
-                case StaleAction.RECYCLE | StaleAction.DROP:
+                case StaleAction.RECYCLE | StaleAction.WAIT | StaleAction.DROP:
                     self._stale += 1
                 case _:
                     assert_never(policy.stale_action)

@@ -57,11 +57,15 @@ class Queue:
         """The group that is stalest by the policy's measure. Raises LookupError when there is none."""
         return self._first(self._by_age)
 
-    def take(self, count: int) -> list[SimulatedGroup]:
-        """So many groups in the policy's order, out of the queue; there must be as many."""
+    def take(self, count: int, below: int | None = None) -> list[SimulatedGroup]:
+        """Take so many groups out of the queue; there must be as many. In the policy's order, but those whose head is
+        `below` that version first, stalest first.
+        """
         taken = []
         for _ in range(count):
-            group = self._first(self._in_order)
+            group = self._first(self._in_order) if below is None else self.stalest()
+            if below is not None and group.head >= below:
+                group = self._first(self._in_order)
             self.remove(group)
             taken.append(group)
         return taken

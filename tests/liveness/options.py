@@ -43,6 +43,7 @@ GATES: dict[str, Fields] = {
     "mean": {"max_staleness": LEAST, "staleness_measure": StalenessMeasure.MEAN},
     "tail": {"max_staleness": LEAST, "staleness_measure": StalenessMeasure.TAIL, "stale_action": StaleAction.RECYCLE},
     "cancel": {"max_staleness": LEAST, "cancel_stale_leases": True},
+    "wait": {"max_staleness": MORE, "stale_action": StaleAction.WAIT, "stale_wait_ms": 500},
 }
 
 FILTERS: dict[str, Fields] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.policy import UNSET, RunPolicy, StaleAction
 from tests.liveness import options
 from tests.liveness.options import N
 from tests.liveness.simulation import Habits
@@ -106,6 +106,8 @@ class Pairing:
             values["max_staleness"] += (prefetch + per_publish - 1) // per_publish
         n, micro = values["batch_groups"], values.get("micro_batch_groups", 0)
         values["max_queued_groups"] += micro * self.habits.world_size or n
+        if values.get("stale_action") is StaleAction.WAIT:
+            values |= _with_turns_in_time(values)
         queues = (prefetch + per_publish + 1) * (-(-n // micro) if micro else 1)
         if "quota_groups" in values:
             values["quota_groups"] += (prefetch + per_publish + 1) * n
@@ -114,3 +116,11 @@ class Pairing:
         if "quota_bytes" in values:
             values["quota_bytes"] += queues * values["max_queued_bytes"]
         return values
+
+
+def _with_turns_in_time(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what waiting for groups in flight needs beside a gate."""
+    ahead = min(values.get("max_lookahead", values["max_staleness"]), values["max_staleness"])
+    admitted = (ahead + 1) * values.get("batches_per_publish", 1) * values["batch_groups"]
+    room = max(values["max_queued_groups"], admitted)
+    return {"max_lookahead": ahead, "max_queued_groups": room, "batch_tokens": 0}

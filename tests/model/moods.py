@@ -173,6 +173,20 @@ MOODS = {
         {**STEADY, "pause": 4, "drain": 4, "go_on": 3, "delete_and_create": 2, "flood": 3, "update_policy": 3},
         ("recording",),
     ),
+    "waiting": Mood(
+        {
+            **STEADY,
+            "lease": 10,
+            "fill_and_pull": 10,
+            "train": 6,
+            "pull": 8,
+            "give_back": 2,
+            "time_passes": 6,
+            "update_policy": 2,
+            "resume": 1,
+        },
+        ("waiting",),
+    ),
     "rolling": Mood(
         {
             **STEADY,

@@ -95,6 +95,7 @@ EXPECTED = frozenset(
         "plan:repeated",
         "lease:behind:granted",
         "lease:behind:none",
+        "pull:awaited",
         *(f"load:{answer}" for answer in ("granted", "refused", "unlimited", "not_in_service", "over", "not_its_turn")),
         "engine:forgotten",
         "worker:forgotten",
@@ -219,6 +220,7 @@ def observe(
             _count_batch(seen, entry.args[0], reply, before, after)
         case ops.Short():
             seen["pull:short"] += 1
+            seen["pull:awaited"] += reply.awaited > 0
         case ops.EngineReported():
             seen[f"load:{_answer(entry.args[0], reply, after.policy)}"] += 1
         case ops.Resumed() if reply.term > before.view.term:

@@ -184,6 +184,17 @@ def _foresighted(draw: Draw, values: Values) -> Values:
     return {"max_lookahead": ahead, "max_staleness": gate, "max_inflight_groups": 0, "cancel_stale_leases": False}
 
 
+def _waiting(draw: Draw, values: Values) -> Values:
+    """Batches wait for groups in flight, mostly long enough."""
+    return {
+        "stale_action": StaleAction.WAIT,
+        "max_staleness": _least_staleness(values) + draw.integer(0, 1),
+        "stale_wait_ms": draw.pick((0, 100, 60_000, 60_000)),
+        "max_inflight_groups": 0,
+        "reserve_queue_space": False,
+    }
+
+
 def _recording(draw: Draw, values: Values) -> Values:
     return {"record_groups": True}
 
@@ -214,7 +225,24 @@ FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "foresighted": _foresighted,
     "recording": _recording,
     "rolling": _rolling,
+    "waiting": _waiting,
 }
+
+
+def _with_turns_in_time(values: Values) -> Values:
+    """Every group that is admitted has its turn before it is too stale, and room until then."""
+    staleness = max(values["max_staleness"], _least_staleness(values))
+    ahead = min(max(values["max_lookahead"], _least_staleness(values)), staleness)
+    admitted = (ahead + 1) * values["batches_per_publish"] * values["batch_groups"]
+    return {
+        "max_staleness": staleness,
+        "max_lookahead": ahead,
+        "staleness_measure": StalenessMeasure.HEAD,
+        "max_queued_groups": max(values["max_queued_groups"], admitted),
+        "max_queued_tokens": 0,
+        "quota_tokens": 0,
+        "batch_tokens": 0,
+    }
 
 
 def _least_staleness(values: Values) -> int:
@@ -230,6 +258,8 @@ def _possible(values: Values) -> Values:
     if values["max_queued_tokens"]:
         least_tokens = max(needed, 0 if micro else 2 * values.get("batch_tokens", 0))
         values["max_queued_tokens"] = max(values["max_queued_tokens"], least_tokens)
+    if values["stale_action"] is StaleAction.WAIT:
+        values |= _with_turns_in_time(values)
     if values.get("cancel_stale_leases"):
         values["staleness_measure"] = StalenessMeasure.HEAD
         values["max_staleness"] = max(values["max_staleness"], _least_staleness(values))

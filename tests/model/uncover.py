@@ -11,7 +11,7 @@ micro-batch is read, and the queue is emptied group by group.
 import dataclasses
 
 from buffer_service.domain import ops
-from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.policy import UNSET, RunPolicy, StaleAction
 from buffer_service.rules.pauses import Pause
 from tests.model.notation import Entry
 from tests.model.pair import Pair
@@ -67,6 +67,8 @@ def _without_caps(policy: RunPolicy) -> RunPolicy:
     """Nothing keeps work back but age: partial rollouts and groups from before the next version are too stale."""
     return dataclasses.replace(
         policy,
+        # Waiting needs the lookahead.
+        stale_action=StaleAction.DROP if policy.stale_action is StaleAction.WAIT else policy.stale_action,
         batch_groups=1,
         batch_tokens=0,
         micro_batch_groups=0,

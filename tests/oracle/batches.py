@@ -46,7 +46,8 @@ def pull(run: RunState, request: Pull) -> Batch | Short:
 
     plan = micro_batches.plan(run, request, step)
     _evict(run, plan.form.train_version)
-    if micro_batches.is_ready(run, plan):
+    awaited = micro_batches.awaited(run, plan, step)
+    if not awaited and micro_batches.is_ready(run, plan):
         run.world_size = request.world_size
         return _reply(run, request, micro_batches.close(run, request.world_size, plan, step), replayed=False)
     if run.draining and not run.leases and run.line.is_empty(run.now):
@@ -60,6 +61,7 @@ def pull(run: RunState, request: Pull) -> Batch | Short:
         len(run.leases),
         len(run.pending),
         blocked_hint="",
+        awaited=awaited,
     )
 
 
@@ -109,7 +111,7 @@ def _may_recycle(run: RunState, group: Group) -> bool:
     exhausted = 0 < incarnations <= group.task.incarnation + 1
     action = run.policy.stale_action
     match action:
-        case StaleAction.RECYCLE:
+        case StaleAction.RECYCLE | StaleAction.WAIT:
             return not group.task.leaseless and not exhausted
         case StaleAction.DROP:
             return False

@@ -28,7 +28,7 @@ def learn(run: RunState, report: EngineReport) -> None:
 def is_due(run: RunState, ask: LeaseAsk) -> bool:
     """Tell whether the asking engine should load first."""
     lag, limit, publishes = run.engines.load_lags.get(ask.engine_id), run.policy.fresh_start_ms, _publishes(run)
-    if lag is None or len(publishes) < 2 or run.timeline.effective(ask.loaded) >= run.published.version:
+    if lag is None or not limit or len(publishes) < 2 or run.timeline.effective(ask.loaded) >= run.published.version:
         return False
     before, published = publishes
     return lag <= limit and lag * SHARE <= published - before and run.now - published <= min(limit, lag * PATIENCE)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from buffer_service.domain.gate import MILLI
 from buffer_service.domain.liveness import most_batch_groups
 from buffer_service.domain.ops import Pull
-from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.policy import RunPolicy, StaleAction
+from buffer_service.domain.timeline import next_train_version
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField
 from tests.oracle.records import Group
@@ -61,6 +62,30 @@ def is_ready(run: RunState, micro_batch_plan: Plan) -> bool:
     return len(queue) >= micro_batch_plan.minimum and (len(queue) >= micro_batch_plan.needed or enough_tokens)
 
 
+def last_chance(run: RunState, form: Form) -> int | None:
+    """Return the version below which a group is too stale for the batch after this one; None where nobody waits."""
+    if run.policy.stale_action is not StaleAction.WAIT:
+        return None
+    steps = run.unpublished_steps + 1
+    following = next_train_version(run.published.version, steps, run.policy.batches_per_publish)
+    return max(form.train_version, following) - run.policy.max_staleness
+
+
+def awaited(run: RunState, micro_batch_plan: Plan, step: Step | None) -> int:
+    """Count the leased tasks for which the last micro-batch of a step waits, once enough is queued for it."""
+    form, groups = micro_batch_plan.form, len(step.groups) if step else 0
+    below = last_chance(run, form)
+    is_last = not form.streamed or groups + micro_batch_plan.needed >= form.target
+    if below is None or not is_last or not is_ready(run, micro_batch_plan):
+        return 0
+    last = form.train_version - run.policy.max_staleness
+    heads = [task.awaited for task in run.leases.tasks.values() if task.awaited is not None]
+    count = sum(last <= head < below for head in heads)
+    if count and run.stale_wait[0] != run.next_step:
+        run.stale_wait = (run.next_step, run.now)
+    return count if count and run.now - run.stale_wait[1] < run.policy.stale_wait_ms else 0
+
+
 def close(run: RunState, world_size: int, micro_batch_plan: Plan, step: Step | None) -> Step:
     """Close the next micro-batch; the step is the given one, or a new one."""
     form = micro_batch_plan.form
@@ -106,6 +131,14 @@ def _take(run: RunState, micro_batch_plan: Plan, world_size: int) -> list[Group]
     turns = run.queue_turns.copy()
     picked: list[Group] = []
     tokens = 0
+    below = last_chance(run, form)
+    while below is not None and len(picked) < micro_batch_plan.needed:
+        stalest = run.queue.stalest(policy.staleness_measure)
+        if stalest is None or stalest.head >= below:
+            break
+        run.queue.remove(stalest)
+        picked.append(stalest)
+    hurried = len(picked)
     while len(picked) < micro_batch_plan.needed:
         group = run.queue.pick(run.mixture, policy.staleness_measure, turns)
         if group is None:
@@ -117,7 +150,7 @@ def _take(run: RunState, micro_batch_plan: Plan, world_size: int) -> list[Group]
         run.take_turn(turns, group.environment)
         picked.append(group)
     kept = len(picked) - len(picked) % world_size if form.equal and not form.streamed else len(picked)
-    for group in picked[:kept]:
+    for group in picked[hurried:kept]:
         run.take_turn(run.queue_turns, group.environment)
     for group in picked[kept:]:
         run.queue.add(group)

@@ -50,6 +50,8 @@ class Task:
     task_id: str
     sequence: int
     priority: int = 0
+    awaited: int | None = None
+    """Oldest version of its lease, where batches wait for that."""
     environment: str = ""
     spec: bytes = b""
     leaseless: bool = False

@@ -36,6 +36,8 @@ def resume(run: RunState, request: Resume) -> Resumed:
         # The same tasks are to be generated again.
         run.remembered.clear()
         run.forgotten = run.revision
+    run.await_nothing()
+    run.stale_wait = (-1, 0)
     _rewind_clock(run, next_step)
     _take_back(run, next_step, ResumeMode.REQUEUE if regenerate else request.mode)
     if regenerate:

@@ -17,7 +17,7 @@ from buffer_service.domain.ops import (
     WeightVersion,
     groups,
 )
-from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy, StaleAction
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.rules.pauses import Pause
 from buffer_service.rules.statistics import STATISTICS
@@ -118,6 +118,8 @@ class RunState:
 
     leaseless: bool = False
     """A group was accepted without a lease."""
+    stale_wait: tuple[int, int] = (-1, 0)
+    """The step that waits, or waited, for groups in flight, and since when (ms)."""
     remembered: dict[str, int] = field(default_factory=dict)
     """Tasks that were forgotten since, with the revision at which they were."""
     forgotten: int = field(init=False)
@@ -149,10 +151,17 @@ class RunState:
         self.policy = policy
         self.mixture = Mixture.of(policy)
         self.totals.snapshots.clear()
+        if policy.stale_action is not StaleAction.WAIT:
+            self.await_nothing()
         if not self.mixture.has_shares:
             self.lease_turns.reset()
             self.queue_turns.reset()
         self.changed = True
+
+    def await_nothing(self) -> None:
+        """Batches do not wait for what is leased now."""
+        for task in self.leases.tasks.values():
+            task.awaited = None
 
     @property
     def paused(self) -> str:

@@ -67,6 +67,7 @@ ELABORATE = RunPolicy(
     wait_timeout_ms=50,
     max_unavailable_engines=3,
     fresh_start_ms=250,
+    stale_wait_ms=30_000,
 )
 
 
@@ -164,6 +165,7 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name: str) -> None:
         ({"micro_batch_groups": 70_000}, "policy.micro_batch_groups", "between"),
         ({"wait_replicas": 17}, "policy.wait_replicas", "between 0 and 16"),
         ({"max_unavailable_engines": 1_000_001}, "policy.max_unavailable_engines", "between 0 and 1000000"),
+        ({"stale_wait_ms": 3_600_001}, "policy.stale_wait_ms", "between 0 and 3600000"),
         ({"fresh_start_ms": 600_001}, "policy.fresh_start_ms", "between 0 and 600000"),
         ({"max_queued_groups": 0}, "policy.max_queued_groups", "unset for the default"),
         (

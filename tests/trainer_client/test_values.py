@@ -69,6 +69,7 @@ FULL = Policy(
     wait_timeout_ms=50,
     max_unavailable_engines=2,
     fresh_start_ms=100,
+    stale_wait_ms=10,
 )
 
 

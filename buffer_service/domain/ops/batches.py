@@ -73,6 +73,8 @@ class Short:
     pending: int
     blocked_hint: str
     """"" or why nothing moves although there is work, e.g. `no worker has asked for a lease`."""
+    awaited: int = 0
+    """Leased tasks whose groups would be too stale for the next batch: this one, which is complete, waits for them."""
 
 
 class ResumeMode(StrEnum):

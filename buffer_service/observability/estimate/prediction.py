@@ -33,7 +33,7 @@ _BARELY_TRAIN_BOUND = 1.001
 
 _BLOCKS = {OverflowAction.DROP_OLDEST: False, OverflowAction.BLOCK: True, OverflowAction.REJECT: False}
 """Overflow actions, and whether pushes wait for room under them."""
-_GATES = {StaleAction.DROP: "drops", StaleAction.RECYCLE: "starts anew"}
+_GATES = {StaleAction.DROP: "drops", StaleAction.RECYCLE: "starts anew", StaleAction.WAIT: "makes batches wait for"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,8 @@ def _notes(policy: RunPolicy, known: Quantities, setting: Setting, prediction: P
         notes.append("between ρ 0.8 and 1.2 the closed form is rough; `rollout-buffer plan` simulates there")
     if setting.gate is not None and setting.lookahead is None and prediction.staleness >= setting.gate:
         action = _GATES[policy.stale_action]
-        notes.append(f"the gate {action} what is staler than {setting.gate}, and so prefers short responses")
+        biased = "" if policy.stale_action is StaleAction.WAIT else ", and so prefers short responses"
+        notes.append(f"the gate {action} what is staler than {setting.gate}{biased}")
     elif policy.max_staleness != UNSET and setting.gate is None:
         notes.append(f"the gate is left out, as it goes by the {policy.staleness_measure} version")
     if setting.hides_rho:

@@ -11,7 +11,8 @@
 --         staleness_max, shard_tokens, replayed, queued, forks, chunks}; sizes and staleness are those of the step up
 --         to this micro-batch; chunks are packed arrays of group records (Record) whose heads and tails are still to
 --         be clamped by the forks ({term, version}) after their term
---       | {'short', revision, queued, needed, leased, pending, asked (1 when a worker has ever asked for a lease)}
+--       | {'short', revision, queued, needed, leased, pending, asked (1 when a worker has ever asked for a lease),
+--         awaited}; awaited: leased tasks for which the batch waits, since they would be too stale for the next
 --       | {'more'}: much was evicted, gathered for a large micro-batch, or put back; call again
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'world_size_mismatch' | 'replay_gap' |
 --         'step_ahead' | 'micro_batch_closed' | 'micro_batch_ahead' | 'run_paused' | 'failure_budget_exceeded' |
@@ -134,7 +135,7 @@ local function evict()
   local stale, members, blocks = Queue.stalest(ctx, 1000 * (train_version - policy.max_staleness), most)
   Queue.remove(ctx, stale, members, blocks, 'stalest_first')
   for _, group in ipairs(stale) do
-    if policy.stale_action == 'recycle' then
+    if policy.stale_action == 'recycle' or policy.stale_action == 'wait' then
       Groups.replace(ctx, group, 'queued', 'recycled', 'dropped_stale')
     elseif policy.stale_action == 'drop' then
       Groups.finish(ctx, group, 'queued', 'dropped_stale')
@@ -173,14 +174,16 @@ local function next_micro_batch()
   end
   local queued = Queue.count(ctx)
   local is_enough = queued >= size or (budget > 0 and ctx.ledger.groups.queued[A_TOKENS] >= budget)
-  if is_enough and queued >= multiple then
+  local awaited = is_enough and gathered == 0 and MicroBatches.awaited(ctx, header, size) or 0
+  if is_enough and queued >= multiple and awaited == 0 then
     local count = math.min(size - gathered, math.ceil(portion / multiple) * multiple)
     local is_last = gathered + count == size
     local stride = not is_last and call('HGET', RUN, 'queue_stride') or ''
     local topics = ctx.topics
     local space, tasks = topics.space, topics.tasks
     local least = gathered == 0 and multiple or 0
-    local groups = Queue.take(ctx, count, budget > 0 and budget - gathered_tokens, multiple, least)
+    local left = budget > 0 and budget - gathered_tokens
+    local groups = MicroBatches.take(ctx, header, count, left, multiple, least)
     if #groups == count and not is_last then
       local sums = {Batches.sum(groups, train_version)}
       Gathering.keep(ctx, {train_version, batch_groups, world_size}, stride, groups, sums)
@@ -202,7 +205,8 @@ local function next_micro_batch()
   end
   -- With enough tokens it waits for a group for each rank.
   Run.want_groups(ctx, is_enough and multiple or size)
-  return reply('short', end_run(), queued, size, leased, Pending.count(ctx), call('HEXISTS', RUN, 'asked'))
+  return reply('short', end_run(), queued, size, leased, Pending.count(ctx), call('HEXISTS', RUN, 'asked'),
+    awaited)
 end
 
 return next_micro_batch()

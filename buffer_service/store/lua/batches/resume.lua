@@ -42,6 +42,9 @@ if not state.resuming then
     return reply('more')
   end
   Resuming.begin(ctx, request_id, step, mode, regenerate)
+  -- What is in flight is not waited for: its versions may be abandoned ones.
+  call('DEL', key('lease_heads'))
+  call('HDEL', RUN, 'stale_wait')
 end
 
 ctx.changed = true

@@ -137,8 +137,8 @@ end
 -- No payload is left: the indexes go at once, and with them the name under which they were found.
 local names = {
   'subqueues', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'micro_batches', 'chunks',
-  'gathered', 'tasks', 'specs', 'delayed', 'leases', 'pending_environments', 'waiting', 'staging', 'workers',
-  'workers_heard', 'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'load_lags', 'permits',
+  'gathered', 'tasks', 'specs', 'delayed', 'leases', 'lease_heads', 'pending_environments', 'waiting', 'staging',
+  'workers', 'workers_heard', 'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'load_lags', 'permits',
   'permit_line', 'ended', 'failures', 'remembered', 'manifests', 'commits', 'record', 'eval_open', 'eval_leases',
   'eval_manifests', 'relaying', 'test_now', 'deleting',
 }

@@ -39,6 +39,9 @@ end
 if ctx.changed then
   call('HSET', RUN, 'policy', pack(policy))
   Totals.forget_snapshots()
+  if policy.stale_action ~= 'wait' then
+    call('DEL', key('lease_heads'))
+  end
   Gathering.void(ctx)
   topics.groups, topics.tasks, topics.space, topics.weights = true, true, true, true
   if not Picking.shares_on(ctx) then

@@ -128,6 +128,9 @@ local function lease(task_id, task)
   end
   call('ZADD', Tasks.leases_of(task), format('%d', ctx.now + policy.lease_ttl_ms), member)
   call('SADD', held, member)
+  if Tasks.are_awaited(ctx) and not task.evaluation then
+    call('ZADD', key('lease_heads'), format('%d', task.lease_head), member)
+  end
   Tasks.save(task_id, task)
 end
 

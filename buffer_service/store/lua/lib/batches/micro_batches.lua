@@ -23,6 +23,55 @@ function MicroBatches.most_groups(policy)
   return most
 end
 
+-- With the stale_action wait: the age, in thousandths of a version, below which a group is too stale for the batch
+-- after this one; nil with another action.
+function MicroBatches.last_chance(ctx, header)
+  local state, policy = ctx.state, ctx.policy
+  if policy.stale_action ~= 'wait' then
+    return nil
+  end
+  local steps = state.next_step + 1 - state.published_steps
+  local following = math.max(header.train_version, state.version + floor(steps / policy.batches_per_publish))
+  return 1000 * (following - policy.max_staleness)
+end
+
+-- Leased tasks for which the step's last micro-batch has to wait: as many as have their last chance with it. None once
+-- it has waited for stale_wait_ms. Leases that were given before the last resume are not waited for.
+function MicroBatches.awaited(ctx, header, size)
+  local below = header.groups + size >= header.target and MicroBatches.last_chance(ctx, header)
+  if not below then
+    return 0
+  end
+  local last = header.train_version - ctx.policy.max_staleness
+  local count = call('ZCOUNT', key('lease_heads'), format('%d', last), format('(%d', below / 1000))
+  if count == 0 then
+    return 0
+  end
+  local raw = call('HGET', RUN, 'stale_wait')
+  local since = raw and unpack_msg(raw)
+  if not since or since[1] ~= ctx.state.next_step then
+    since = {ctx.state.next_step, ctx.now}
+    call('HSET', RUN, 'stale_wait', pack(since))
+  end
+  return ctx.now - since[2] < ctx.policy.stale_wait_ms and count or 0
+end
+
+-- Takes `count` groups out of the queue: those that have their last chance first, then by the policy's order.
+function MicroBatches.take(ctx, header, count, budget, multiple, least)
+  local below = MicroBatches.last_chance(ctx, header)
+  if not below then
+    return Queue.take(ctx, count, budget, multiple, least)
+  end
+  local groups, members, blocks = Queue.stalest(ctx, below, count)
+  Queue.remove(ctx, groups, members, blocks, 'stalest_first')
+  if #groups < count then
+    for _, group in ipairs(Queue.take(ctx, count - #groups, false, 1, 0)) do
+      groups[#groups + 1] = group
+    end
+  end
+  return groups
+end
+
 -- Moves the groups of a micro-batch, of these sizes, into the step that is forming, or with the whole step to its
 -- delivery.
 function MicroBatches.settle(ctx, header, environments, final)

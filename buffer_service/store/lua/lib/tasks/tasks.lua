@@ -9,8 +9,9 @@
 -- spec is in hash `specs`.
 --
 -- Indexes: Pending holds the pending ones, `leases` (score: expiry) the leased ones, set `held:<worker>` a
--- worker's leased ones, `ended` (score: order of ending) the tombstones that are in no assembled step. Members of all
--- but `ended` are Tasks.entry: fixed-width sequence, then the task id, so that ties go by sequence.
+-- worker's leased ones, `lease_heads` (score: lease_head) those for which batches wait, `ended` (score: order of
+-- ending) the tombstones that are in no assembled step. Members of all but `ended` are Tasks.entry: fixed-width
+-- sequence, then the task id, so that ties go by sequence.
 --
 -- A task's sink is where its result goes: the queue, or, where the record names an `evaluation`, that one's results.
 -- Those are pinned to a version, their records, pending ones and ended ones are kept by Evaluations, and their leases
@@ -148,6 +149,11 @@ function Tasks.promote_due(ctx, limit)
   end
 end
 
+-- Whether batches wait for leased tasks (MicroBatches.awaited), which then are in `lease_heads`.
+function Tasks.are_awaited(ctx)
+  return ctx.policy.stale_action == 'wait'
+end
+
 -- Takes a leased task out of the indexes, together with others of this call.
 function Tasks.end_lease(ctx, task_id, task)
   local member = Tasks.entry(task_id, task)
@@ -155,6 +161,10 @@ function Tasks.end_lease(ctx, task_id, task)
   Run.keep_back(ctx, 'SREM', key('held:' .. task.worker), member)
   if not task.evaluation then
     ctx.topics.tasks = true
+    if Tasks.are_awaited(ctx) then
+      Run.keep_back(ctx, 'ZREM', key('lease_heads'), member)
+      ctx.topics.groups = true
+    end
   end
 end
 
