@@ -10,6 +10,7 @@ from buffer_service.domain.ops import groups
 from buffer_service.store import scripts
 from buffer_service.store.embedded.binary import find_binary
 from tests.model.subjects import StoreSubject
+from tests.support.store_cluster import store_cluster
 from tests.support.store_server import store_server
 
 
@@ -38,6 +39,14 @@ def _subject(binary: Path | None) -> Iterator[StoreSubject]:
 @pytest.fixture(scope="module")
 def store() -> Iterator[StoreSubject]:
     yield from _subject(None)
+
+
+@pytest.fixture(scope="module")
+def on_cluster() -> Iterator[StoreSubject]:
+    with store_server() as server, store_cluster(replicas=0) as cluster:
+        subject = StoreSubject(server.url, cluster)
+        yield subject
+        subject.close()
 
 
 @pytest.fixture(scope="module")

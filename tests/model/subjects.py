@@ -20,6 +20,8 @@ from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.payloads.keys import part_count, part_keys, payload_key
 from tests.oracle import ReferenceModel
+from tests.store.driver import sent
+from tests.support.store_cluster import StoreCluster
 
 PORTIONS = PORTION, 1
 """Groups that one call of a pull takes, by replica: with few of them every micro-batch is gathered."""
@@ -77,9 +79,14 @@ class StoreSubject:
 
     written_with: tuple[str, ...] = ("NX",)
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, cluster: StoreCluster | None = None) -> None:
+        """`cluster`: what payloads lie on, beside the index at `url`."""
         self._loop = uvloop.new_event_loop()  # As rpc processes have it.
-        self.replicas = [self._loop.run_until_complete(RedisRunStore.connect(url)) for _ in PORTIONS]
+        self._cluster = cluster
+        payload_store = cluster.url if cluster is not None else ""
+        self.replicas = [
+            self._loop.run_until_complete(RedisRunStore.connect(url, payload_store=payload_store)) for _ in PORTIONS
+        ]
 
     def call(
         self, operation: str, run_id: str, args: Sequence[Any], kwargs: dict[str, Any], replica: int
@@ -110,6 +117,8 @@ class StoreSubject:
 
     def forget(self) -> None:
         self._command("FLUSHALL")
+        if self._cluster is not None:
+            self._cluster.flush()
 
     def close(self) -> None:
         for store in self.replicas:
@@ -147,6 +156,13 @@ class StoreSubject:
     async def _expire_written(self, run_id: str) -> None:
         if expiring := await self._payload_keys(run_id, expiring=True):
             await self._send("UNLINK", *expiring)
+        if self._cluster is not None:
+            # What met a full queue, or a run that was paused, is staged there in place of an expiry.
+            staged = set(map(bytes, await self._send("ZRANGE", index_key(run_id, "staging"), 0, -1)))
+            staged -= set(map(bytes, await self._send("ZRANGE", index_key(run_id, "waiting"), 0, -1)))
+            if staged:
+                await self._send("ZREM", index_key(run_id, "staging"), *staged)
+                await self._send("UNLINK", *staged)
 
     async def _payload_keys(self, run_id: str, *, expiring: bool) -> list[bytes]:
         keys = map(bytes, await self._send("KEYS", f"rb:p:{run_id}:*"))
@@ -163,7 +179,7 @@ class StoreSubject:
         return self._loop.run_until_complete(self._send(*words))
 
     async def _send(self, *words: Any) -> Any:
-        return await self.replicas[0]._connection.command(*words)
+        return await sent(self.replicas[0], *words)
 
 
 class ModelSubject:
@@ -219,6 +235,16 @@ async def _call(store: RedisRunStore, operation: str, *args: Any, **kwargs: Any)
 
 async def _attempt(operation: Any) -> Any:
     try:
-        return await operation
+        return _of_any_place(await operation)
     except RolloutBufferError as refusal:
         return refusal
+
+
+def _of_any_place(reply: Any) -> Any:
+    """The reply without where payloads lie, which the model does not know."""
+    match reply:
+        case ops.RunView():
+            return replace(reply, payload_shards=0)
+        case (ops.RunView() as view, created):
+            return _of_any_place(view), created
+    return reply

@@ -1,5 +1,7 @@
 """The store's scripts and the reference model agree on everything that can be seen, over random histories."""
 
+import os
+
 import pytest
 
 from tests.model import outcomes
@@ -7,6 +9,7 @@ from tests.model.budget import TIMES, explore
 from tests.model.subjects import StoreSubject
 
 ON_VALKEY = int(20_000 * TIMES)
+ON_CLUSTER = int(10_000 * TIMES)
 ON_REDIS_7 = int(5_000 * TIMES)
 ENOUGH_FOR_EVERY_OUTCOME = 20_000
 
@@ -25,6 +28,12 @@ def agree(store: StoreSubject, operations: int) -> None:
 @pytest.mark.timeout(3_600)
 def test_the_store_does_on_valkey_what_the_model_does(valkey: StoreSubject) -> None:
     agree(valkey, ON_VALKEY)
+
+
+@pytest.mark.skipif(os.environ.get("RB_TEST_PAYLOADS") != "cluster", reason="make test-cluster")
+@pytest.mark.timeout(3_600)
+def test_the_store_does_with_payloads_on_a_cluster_what_the_model_does(on_cluster: StoreSubject) -> None:
+    agree(on_cluster, ON_CLUSTER)
 
 
 @pytest.mark.redis7
