@@ -80,7 +80,7 @@ class Sites:
         into, workers = self._folder / f"weights-{self._number}", 1 if row in ("one", "several") else _WORKERS
         mirrors = [self._workers.call("relay", into / "relay", self._upstream)] if row == "relayed" else []
         streams = 1 if row == "one" else 16
-        seconds = self._workers.call("fetch", into, self._manifest, workers, mirrors, streams)
+        seconds: float = self._workers.call("fetch", into, self._manifest, workers, mirrors, streams)
         shutil.rmtree(into)
         return workers * _FILE_BYTES / 1e6 / seconds
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from buffer_wire.connection.access import WEIGHTS, stays_here
 from buffer_wire.connection.weights import CHALLENGE, WeightsDoor
+from buffer_wire.errors import InvalidField
 from rollout_workers.options import WorkerOptions
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ def server_of(options: WorkerOptions, lookup: Lookup) -> "WeightServer | None":
         return None
     host, port = host_and_port(options.weights_serve)
     door = WeightsDoor(options.weights_access, tls_cert=options.weights_tls_cert, tls_key=options.weights_tls_key)
+    in_plain_text = stays_here(options.weights_serve) or options.weights_access.effective(WEIGHTS).insecure
+    if door.asks and door.tls is None and not in_plain_text:
+        why = "given: peers send the token of the weights over https alone, unless RB_INSECURE=1"
+        raise InvalidField("weights_tls_cert", "", why)
     return WeightServer(lookup, host=host, port=port, advertise=options.weights_advertise, door=door)
 
 

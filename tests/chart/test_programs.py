@@ -22,6 +22,7 @@ from tests.chart.helm import VALUE_SETS, Document, Pod, environment, every_value
 CLIENT = {
     *("RB_ADDRESS", "RB_LOG_FORMAT", "RB_INSECURE"),
     *("RB_TLS_CA", "RB_TLS_CLIENT_CERT", "RB_TLS_CLIENT_KEY", "RB_TOKEN_FILE"),
+    *("RB_WEIGHTS_TOKEN_FILE", "RB_WEIGHTS_TLS_CA"),
 }
 """Variables that a client may be told by its environment."""
 

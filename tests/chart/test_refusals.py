@@ -12,6 +12,8 @@ POOL = OPEN + "workers: [{name: w, run: r, options: {reward: 'm:f'}, engine: {si
 
 SECURED = "security: {tls: {source: secret, secret: s%s}, tokens: {secret: t}}\nworkers: [{name: w, run: r, "
 
+RELAY = OPEN + "relay: {enabled: true, upstreams: ['http://t:1'], %s}"
+
 LONG = POOL.replace("name: w", "name: twelve-chars") + "\nfullnameOverride: %s"
 
 LAUNCH = (
@@ -48,10 +50,25 @@ BY_SCHEMA = {
     "an engine of another kind": (BARE_POOL % "engine: {source: vllm}", "source"),
     "a device that is not known": (BARE_POOL % "engine: {launch: {device: tpu}}", "device"),
     "half a GPU": (BARE_POOL % "engine: {gpus: 0.5}", "gpus"),
+    "a relay's upstream without a scheme": (OPEN + "relay: {upstreams: ['trainer:8000']}", "upstreams"),
     "a port out of range": (BARE_POOL % "weights: {servePort: 70000}", "servePort"),
 }
 
 BY_TEMPLATE = {
+    "a relay of nobody": (OPEN + "relay: {enabled: true}", "relay.upstreams"),
+    "a relay on a claim without a name": (RELAY % "storage: {volume: claim}", "relay.storage.claim"),
+    "a relay that fills its volume": (RELAY % "maxGb: 140", "do not fit into relay.storage.size"),
+    "a relay that would be sent a token in plain text": (
+        (SECURED % "").replace("secret: t}}", "secret: t}, weights: {token: {secret: w}}}")
+        + "token: {secret: x}, options: {reward: 'm:f'}, engine: {source: simulate}}]\n"
+        + "relay: {enabled: true, upstreams: ['https://t:1']}",
+        "relay.tls.secret",
+    ),
+    "a pod that serves weights behind a token": (
+        (SECURED % "").replace("secret: t}}", "secret: t}, weights: {token: {secret: w}}}")
+        + "token: {secret: x}, options: {reward: 'm:f'}, engine: {source: simulate}, weights: {servePort: 1}}]",
+        "weights.servePort",
+    ),
     "nobody is asked for a token": ("{}", "security.insecure=true"),
     "a certificate without tokens": ("security: {tls: {source: secret, secret: s}}", "security.tokens.secret"),
     "tokens without a certificate": ("security: {tokens: {secret: s}}", "security.tls.source"),

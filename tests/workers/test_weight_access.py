@@ -8,9 +8,10 @@ from buffer_wire.connection.access import Access
 from buffer_wire.connection.weights import WeightsDoor
 from buffer_wire.errors import InvalidField
 from rollout_workers.errors import WeightsUnavailable
+from rollout_workers.options import WorkerOptions
 from rollout_workers.versions import Version
 from rollout_workers.weights.fetching.fetcher import WeightFetcher
-from rollout_workers.weights.server import WeightServer
+from rollout_workers.weights.server import WeightServer, server_of
 from rollout_workers.weights.transfer.client import WeightClient
 from tests.security.certificates import Authority
 from tests.workers.fetched import CONTENT, V1, read
@@ -96,3 +97,17 @@ async def test_a_worker_asks_its_peers_for_the_token_too(tmp_path: Path, authori
 async def test_a_token_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidField, match="token_file"):
         WeightClient(Access(token_file=tmp_path / "missing"))
+
+
+def test_a_worker_does_not_serve_behind_a_token_that_its_peers_would_not_send() -> None:
+    given = {"address": "a:1", "run_id": "r", "reward": "m:f", "engine_urls": ("http://e:1",)}
+
+    def made(serve: str, access: Access) -> WeightServer | None:
+        options = WorkerOptions(**given, weights_serve=serve, weights_access=access)  # type: ignore[arg-type]
+        return server_of(options, lambda *_: None)
+
+    with pytest.raises(InvalidField, match="https alone"):
+        made("0.0.0.0:1", Access(token="t"))
+    assert made("0.0.0.0:1", Access()) is not None
+    assert made("0.0.0.0:1", Access(token="t", insecure=True)) is not None
+    assert made("127.0.0.1:1", Access(token="t")) is not None

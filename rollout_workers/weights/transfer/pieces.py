@@ -46,6 +46,7 @@ class Pieces:
         """The next piece to fetch, which is nobody else's until it is put back; None when there is none."""
         while self._first < len(self._filled) and not self.missing(self._first):
             self._first += 1
+        piece: int
         for piece in (*self._wanted, *range(self._first, len(self._filled))):
             if piece < len(self._filled) and not self._taken[piece] and self.missing(piece):
                 self._taken[piece] = True

@@ -61,6 +61,9 @@ spec:
         - {name: HOME, value: /tmp}
         - {name: RB_LOG_FORMAT, value: json}
         {{- include "rb.clientEnv" $client | nindent 8 }}
+        {{- with include "rb.weightsEnv" .root | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- if $holdsEngine }}
         {{- with include "rb.engineEnv" . | trim }}
         {{- . | nindent 8 }}
@@ -97,6 +100,9 @@ spec:
         {{- with include "rb.clientMounts" $client | trim }}
         {{- . | nindent 8 }}
         {{- end }}
+        {{- with include "rb.weightsMounts" .root | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
   volumes:
     - name: tmp
       emptyDir: {}
@@ -124,6 +130,9 @@ spec:
       configMap: {name: {{ . }}}
     {{- end }}
     {{- with include "rb.clientVolumes" $client | trim }}
+    {{- . | nindent 4 }}
+    {{- end }}
+    {{- with include "rb.weightsVolumes" .root | trim }}
     {{- . | nindent 4 }}
     {{- end }}
     {{- with $pool.extraVolumes }}

@@ -5,7 +5,7 @@
 {{- $pools := dict -}}
 {{- range .Values.workers -}}
 {{- if hasKey $pools .name -}}{{- fail (printf "workers: two pools have the name %s" .name) -}}{{- end -}}
-{{- if has .name (list "store" "client" "test") -}}{{- fail (printf "workers: the name %s is taken by the chart" .name) -}}{{- end -}}
+{{- if has .name (list "store" "client" "test" "relay") -}}{{- fail (printf "workers: the name %s is taken by the chart" .name) -}}{{- end -}}
 {{- $pool := mustMergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy .) -}}
 {{- $_ := set $pools .name $pool -}}
 {{- end -}}
@@ -52,6 +52,9 @@
 {{- end -}}
 {{- if and $pool.collective.enabled (gt (int $pool.collective.portRange.from) (int $pool.collective.portRange.to)) -}}
 {{- fail (printf "%s: collective.portRange: from is above to" $where) -}}
+{{- end -}}
+{{- if and .root.Values.security.weights.token.secret $pool.weights.servePort (not .root.Values.security.insecure) -}}
+{{- fail (printf "%s: weights.servePort: with security.weights.token weights are read over https alone, and pods have no certificate; take a relay" $where) -}}
 {{- end -}}
 {{- $name := include "rb.poolName" . -}}
 {{- if and (eq $pool.kind "StatefulSet") (gt (len $name) 52) -}}
@@ -125,6 +128,12 @@
 {{- if $pool.weights.servePort }}
 - {{ printf "--weights-serve=%s:%v" .root.Values.service.bind $pool.weights.servePort | quote }}
 - --weights-advertise=$(POD_IP)
+{{- end }}
+{{- if .root.Values.relay.enabled }}
+- --weights-mirror={{ include "rb.relayUrl" .root }}
+{{- end }}
+{{- range $pool.weights.mirrors }}
+- {{ printf "--weights-mirror=%s" . | quote }}
 {{- end }}
 {{- if eq $engine.source "sidecar" }}
 - --engine=http://127.0.0.1:{{ $engine.sidecar.port }}
