@@ -45,7 +45,7 @@ from tests.oracle.rules.spread import too_spread
 from tests.oracle.rules.stride import Stride
 from tests.oracle.rules.timeline import Timeline
 from tests.oracle.state import RunState
-from tests.oracle.steps import MicroBatch, Step
+from tests.oracle.steps import Form, MicroBatch, Step
 from tests.oracle.totals import Totals
 
 
@@ -138,9 +138,17 @@ def lease_heads_stay(task: Task, version: int) -> None:
 _refusal = leasing._refusal
 
 
-def draining_is_ignored(run: RunState, ask: ops.LeaseAsk) -> ops.LeaseWait | None:
+def draining_is_ignored(run: RunState, ask: ops.LeaseAsk) -> tuple[ops.LeaseWait | None, int]:
     refused = _refusal(run, ask)
-    return None if refused is ops.LeaseWait.DRAINING else refused
+    return (None, 0) if refused[0] is ops.LeaseWait.DRAINING else refused
+
+
+def nothing_is_awaited(run: RunState, plan: Plan, step: Step | None) -> int:
+    return 0
+
+
+def nothing_has_its_last_chance(run: RunState, form: Form) -> int | None:
+    return None
 
 
 # ── versions ──
@@ -520,6 +528,8 @@ MUTANTS: dict[str, Defect] = {
     ),
     "whatever the step has now is lost": Defect("resumed", batches, "report_lost", lost_whichever_payload),
     "groups of steps are not clamped by a resume": Defect("resumed", Group, "clamp", only_queued_groups_are_clamped),
+    "no batch waits for groups in flight": Defect("waiting", micro_batches, "awaited", nothing_is_awaited),
+    "old groups do not go first": Defect("waiting", micro_batches, "last_chance", nothing_has_its_last_chance),
     "incarnations are unlimited": Defect("measured", batches, "_may_recycle", recycled_for_ever),
     "bytes are retained without bound": Defect("choosy", progress, "_beyond_retention", bytes_do_not_count),
     "groups count for their task's environment": Defect("shared", Group, "environment", property(of_the_task)),
