@@ -31,8 +31,10 @@ DIRECT_FROM_BYTES = 1_000
 class Cluster:
     """The two services."""
 
-    def __init__(self, folder: Path, store: str) -> None:
-        settings = {"rpc_processes": 2, "drain_grace_s": 1, "store": store, "direct_from_bytes": DIRECT_FROM_BYTES}
+    def __init__(self, folder: Path, store: str, **more: object) -> None:
+        settings = {
+            "rpc_processes": 2, "drain_grace_s": 1, "store": store, "direct_from_bytes": DIRECT_FROM_BYTES, **more,
+        }  # fmt: skip
         self.services = [ServiceProcess(folder / name, settings) for name in ("a", "b")]
 
     def target(self, rng: random.Random) -> str:
@@ -55,9 +57,9 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(folder: Path, store: str) -> Iterator[Cluster]:
-    """Two running services."""
-    cluster = Cluster(folder, store)
+def running_cluster(folder: Path, store: str, **more: object) -> Iterator[Cluster]:
+    """Two running services; `more`: other settings of both."""
+    cluster = Cluster(folder, store, **more)
     try:
         cluster.heal()
         yield cluster
