@@ -109,11 +109,7 @@ class Calls:
         await self._check_exists(run_id)
         try:
             return await do(command)
-        except UnknownRun:
-            self._known.discard(run_id)
-            await self._delete_staged(run_id, [*keys, *(written.key for written in command.written)])
-            raise
-        except (LayoutChanged, StoreOutOfMemory):
+        except (LayoutChanged, UnknownRun, StoreOutOfMemory):
             self._known.discard(run_id)
             await self._delete_staged(run_id, keys)
             raise

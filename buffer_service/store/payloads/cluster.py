@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from buffer_service.commands.replies import parse
+from buffer_service.commands.replies import head_of, parse
 from buffer_service.commands.staging import LEFT_ALONE, STAGED_BEFORE, stage, unneeded
 from buffer_service.domain.command import Command
 from buffer_service.domain.ops import UNPUSHED_MS, Buffer
@@ -26,6 +26,8 @@ from buffer_service.store.transport.replication import Wanted
 from buffer_wire.errors import StoreFault
 from buffer_wire.payloads.keys import PORTION_BYTES, Part, part_keys, size_of, within
 from buffer_wire.resp.blocking import memory_of
+
+_THERE = ord("1")
 
 
 class ClusterPayloads:
@@ -51,7 +53,10 @@ class ClusterPayloads:
         if not command.written:
             return await self._index.run(command, command.arguments)
         reply = await self._index.run(command, command.arguments, there)
-        if dropped := unneeded(command, reply):
+        if head_of(reply) == (b"error", b"unknown_run"):
+            # It was deleted after it was asked for: nobody else comes for what was taken over.
+            await self.delete(command.run_id, [one.key for one in command.written if there[one.place] == _THERE])
+        elif dropped := unneeded(command, reply):
             # Before the answer, after which the same key may be written again. What is left of them is on trash.
             with contextlib.suppress(StoreFault):
                 if deleted := (await self.delete(command.run_id, dropped)).keys:
@@ -120,13 +125,13 @@ class ClusterPayloads:
             # The caller comes again with other keys. What may yet be on its way stays staged for the sweep.
             await self._delete_stored(puts)
             raise failure
-        there = bytearray(b"1") * (len(command.payloads) + len(command.written))
+        there = bytearray([_THERE]) * (len(command.payloads) + len(command.written))
         for written in command.written:
             there[written.place] = ord("0")
         put_back: list[Errand] = []
         for written, mark, its in keeps:
             if all(_is_there(errand, part, mark) for errand, part in zip(its, part_keys(written.key), strict=True)):
-                there[written.place] = ord("1")
+                there[written.place] = _THERE
             elif mark != STAGED_BEFORE:
                 put_back += [
                     Errand(errand.key, [("PEXPIRE", errand.key, errand.replies[1])])
