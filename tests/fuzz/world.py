@@ -17,6 +17,7 @@ _TEXTS = {
     "role": ("user",),
     "base_url": ("/weights",),
     "weights_url": ("", "http://h/w"),
+    "mirrors": ("http://relay:8090",),
     "after": ("", "0-1"),
     "service": ("", "rollout_buffer.v1.TaskService", "none"),
     "name": ("model.safetensors",),

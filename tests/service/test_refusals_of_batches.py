@@ -7,7 +7,7 @@ import pytest
 
 from rollout_buffer.v1 import weights_pb2
 from tests.service.refusals import engine_report, refused
-from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, make_task, manifest
+from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, make_task, manifest, mirrored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +73,9 @@ def test_a_trainer_that_was_taken_over_is_fenced_off(rpc: Rpc) -> None:
         (manifest(url="weights/1"), "manifest.files.base_url"),
         (manifest(name="../secrets"), "manifest.files.files[0].name"),
         (manifest(name="/etc/passwd"), "manifest.files.files[0].name"),
+        (mirrored("relay:8090"), "manifest.files.mirrors[0]"),
+        (mirrored("http://a", "https://" + "b" * 250), "manifest.files.mirrors[1]"),
+        (mirrored(*["http://relay"] * 17), "manifest.files.mirrors"),
         (
             weights_pb2.WeightManifest(files=weights_pb2.FilesManifest(base_url="/w")),
             "manifest.files.files",

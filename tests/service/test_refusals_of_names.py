@@ -8,7 +8,7 @@ import pytest
 
 from rollout_buffer.v1 import groups_pb2, inspect_pb2, runs_pb2, tasks_pb2
 from tests.service.refusals import refused
-from tests.support.rpc import Rpc, RunRpc, make_group, make_plan, make_task, manifest
+from tests.support.rpc import Rpc, RunRpc, make_group, make_plan, make_task, manifest, mirrored
 from tests.support.service import ServiceProcess
 
 CALLS: dict[str, Callable[[RunRpc, str], object]] = {
@@ -28,6 +28,7 @@ CALLS: dict[str, Callable[[RunRpc, str], object]] = {
     ),
     "manifest.files.files[0].name": lambda run, name: run.publish(1, manifest=manifest(name=name)),
     "manifest.files.base_url": lambda run, name: run.publish(1, manifest=manifest(url=f"/{name}")),
+    "manifest.files.mirrors[0]": lambda run, name: run.publish(1, manifest=mirrored(f"http://{name}")),
     "plan.master_address": lambda run, name: run.announce(make_plan(master_address=name)),
     "report.weights_url": lambda run, name: run.report("e", weights_url=f"http://{name}"),
     "policy.environments[0].environment": lambda run, name: run.update_policy(

@@ -321,6 +321,13 @@ def manifest(name: str = "model.safetensors", url: str = "/weights/1") -> weight
     return weights_pb2.WeightManifest(files=weights_pb2.FilesManifest(base_url=url, files=[file]))
 
 
+def mirrored(*mirrors: str) -> weights_pb2.WeightManifest:
+    """A manifest that names mirrors."""
+    made = manifest()
+    made.files.mirrors.extend(mirrors)
+    return made
+
+
 def make_plan(version: int = 1, term: int = 1, **fields: Any) -> weights_pb2.CollectivePlan:
     """A valid plan for one engine."""
     values: dict[str, Any] = {
