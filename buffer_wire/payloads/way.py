@@ -101,8 +101,9 @@ class AsyncWay:
         """
         node = self._node(way, str(command[1]))
         # One at a time: what waits for room is not handed to the transport, which would copy it and keep it.
-        async with node.turn:
-            await node.connection.writable()
+        if node.turn.locked() or not node.connection.is_writable:
+            async with node.turn:
+                await node.connection.writable()
         why = f"no answer within {timeout_s:g} s"
         late = asyncio.get_running_loop().call_later(timeout_s, node.connection.abort, why)
         try:

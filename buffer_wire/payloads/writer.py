@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from buffer_wire.codec import Buffer
 from buffer_wire.payloads.parts import NewPayload
 from buffer_wire.payloads.way import AsyncWay, OpenWay, WayLost
-from buffer_wire.resp.encoding import Parts, flat
+from buffer_wire.resp.encoding import flat
 from rollout_buffer.v1 import groups_pb2, payloads_pb2
 
 WRITE_TIMEOUT_S = 15.0
@@ -62,14 +62,13 @@ class PayloadWriter:
         return None
 
     async def _write(self, way: OpenWay, new: NewPayload) -> None:
+        if not new.stored.parts:
+            await self._set(way, new.key, tuple(new.pieces))
+            return
         under_way: deque[asyncio.Task[None]] = deque()
         try:
             for part, body in new.cut():
-                write = self._set(way, ("SET", part.key, body, "NX", "PX", way.access.unpushed_ms))
-                if not new.stored.parts:
-                    await write
-                    break
-                under_way.append(asyncio.create_task(write, name="payload-part"))
+                under_way.append(asyncio.create_task(self._set(way, part.key, body), name="payload-part"))
                 if len(under_way) == PARTS_UNDER_WAY:
                     await under_way.popleft()
             while under_way:
@@ -79,11 +78,11 @@ class PayloadWriter:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def _set(self, way: OpenWay, command: Parts) -> None:
-        reply = await self._way.answered(way, command, WRITE_TIMEOUT_S)
-        if reply != b"OK":
+    async def _set(self, way: OpenWay, key: str, body: tuple[Buffer, ...]) -> None:
+        command = ("SET", key, body, "NX", "PX", way.access.unpushed_ms)
+        if (reply := await self._way.answered(way, command, WRITE_TIMEOUT_S)) != b"OK":
             # A key that is there is not this writer's: it draws a new one for every write.
-            self._way.leave(way, str(command[1]), f"SET of a new key was answered {reply!r}")
+            self._way.leave(way, key, f"SET of a new key was answered {reply!r}")
             raise WayLost
 
     async def close(self) -> None:

@@ -60,6 +60,11 @@ class RespConnection(asyncio.BufferedProtocol):
         """
         return self.lost is not None or (self._transport is not None and self._transport.is_closing())
 
+    @property
+    def is_writable(self) -> bool:
+        """True while the transport has room."""
+        return self._writable.is_set()
+
     async def writable(self) -> None:
         """Wait until the transport has room, or the connection is lost."""
         await self._writable.wait()
@@ -69,7 +74,8 @@ class RespConnection(asyncio.BufferedProtocol):
 
         Raises ConnectionLost.
         """
-        await self.writable()
+        if not self._writable.is_set():
+            await self._writable.wait()
         if self._transport is None or self.is_over:
             raise ConnectionLost(self.lost or "not connected")
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
