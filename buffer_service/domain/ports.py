@@ -54,6 +54,12 @@ class Notifications(Protocol):
         """The present ticket of (run, topic)."""
         ...
 
+    def lacks(self, run_id: str, groups: int) -> None:
+        """Note that a pull waits for so many more queued groups. It gets its hint once as many are on their way to the
+        store from here, so that its next look comes right behind them.
+        """
+        ...
+
 
 class RunStore(Protocol):
     """Runs, tasks, groups, batches and weights, kept by the rules."""

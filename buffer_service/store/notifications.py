@@ -29,6 +29,8 @@ class StoreNotifications:
         self._primary = primary
         self._tickets: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._missed = 0
+        self._lacking: dict[str, int] = {}
+        """Queued groups that pulls of a run wait for, less those that have left for the store since they looked."""
         self._waiters: defaultdict[tuple[str, str], deque[asyncio.Future[None]]] = defaultdict(deque)
         self._heard = asyncio.Event()
 
@@ -50,6 +52,21 @@ class StoreNotifications:
             finally:
                 self._forget(waited, waiter)
         return self.ticket(run_id, topic)
+
+    def lacks(self, run_id: str, groups: int) -> None:
+        """See domain.ports.Notifications.lacks."""
+        self._lacking[run_id] = groups
+
+    def leaving(self, run_id: str, groups: int) -> None:
+        """Note groups that are about to be sent to the store. The hint may come to nothing: they may not be queued."""
+        lacking = self._lacking.get(run_id)
+        if lacking is None:
+            return
+        if groups < lacking:
+            self._lacking[run_id] = lacking - groups
+        else:
+            del self._lacking[run_id]
+            self.raise_ticket(run_id, Topic.GROUPS.value)
 
     async def listen(self) -> None:
         """Listen until cancelled; connects again with back-off."""

@@ -14,6 +14,7 @@ from buffer_service.commands import abandon_push
 from buffer_service.commands.groups import payloads_of_push, push_portion
 from buffer_service.domain import ops
 from buffer_service.store.calls import Calls
+from buffer_service.store.notifications import StoreNotifications
 from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.transport.joined_calls import JoinedCalls
 from buffer_wire.errors import (
@@ -75,9 +76,10 @@ class _Portion:
 class Pushing:
     """Push, and retry. What was queued is kept in memory for the pull that wants it."""
 
-    def __init__(self, calls: Calls, recent: RecentPayloads) -> None:
+    def __init__(self, calls: Calls, recent: RecentPayloads, notifications: StoreNotifications) -> None:
         self._calls = calls
         self._recent = recent
+        self._notifications = notifications
         self._joined = JoinedCalls(self._push_portions, most_count=ops.PORTION, most_bytes=JOINED_BYTES)
 
     async def push(self, run_id: str, groups: Sequence[ops.NewGroup], seen_revision: Revision) -> ops.PushResult:
@@ -120,6 +122,8 @@ class Pushing:
         there = b"".join([portion.there or b"" for portion in portions]) if self._calls.stores_first else None
         # Of all that was seen. Who names a revision that nobody gave out is refused alone, below.
         seen = max(portion.seen for portion in portions)
+        # Who is woken now is at the store right behind what is sent next.
+        self._notifications.leaving(run_id, len(tries))
         try:
             result = await self._decide(run_id, tries, payloads, there=there, seen_revision=seen)
         except _NOTHING_RAN:

@@ -56,7 +56,7 @@ class RedisRunStore:
         self._tier = tier
         self._recent = recent
         self._calls = Calls(connection, tier)
-        self._pushing = Pushing(self._calls, recent)
+        self._pushing = Pushing(self._calls, recent, self.notifications)
         self._users = PayloadUsers(connection, shards.every_node if shards else None)
         audit = Audit(connection, self._calls, shards, tier) if shards else None
         self._housekeeping = Housekeeping(connection, self._calls, self._users, audit)

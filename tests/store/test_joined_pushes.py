@@ -8,6 +8,7 @@ import pytest
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction
+from buffer_service.domain.ports import Topic
 from buffer_service.store.transport.meter import NoMeter
 from buffer_wire.errors import StoreRolledBack, UnprovenRevision
 from buffer_wire.revision import Revision
@@ -125,3 +126,13 @@ async def test_room_is_made_for_one_after_the_other(run: Run, action: OverflowAc
     assert kinds == ({"queued": 40} if action is OverflowAction.DROP_OLDEST else {"queued": 4, "rejected_full": 36})
     assert (await run.ledger())["queued"] == 4
     await run.check()
+
+
+async def test_a_pull_is_told_when_what_it_lacks_leaves_for_the_store(run: Run) -> None:
+    await run.create(batch_groups=100, max_queued_groups=1_000)
+    notifications = run.store.notifications
+    before = notifications.ticket(RUN, Topic.GROUPS)
+    notifications.lacks(RUN, 3)
+    for name, told in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
+        await run.push(run.group(name))
+        assert notifications.ticket(RUN, Topic.GROUPS) == before + told

@@ -75,6 +75,10 @@ class WaitingLines:
         """The present ticket; take it before looking at the state."""
         return self._notifications.ticket(run_id, topic)
 
+    def lacks(self, run_id: str, groups: int) -> None:
+        """See domain.ports.Notifications.lacks."""
+        self._notifications.lacks(run_id, groups)
+
     async def until(
         self,
         run_id: str,

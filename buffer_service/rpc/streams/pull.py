@@ -106,6 +106,7 @@ class PullStream:
                 result = await self._store.call(commands.pull(run_id, pull, seen_revision=seen))
                 if isinstance(result, ops.Short):
                     wait()
+                    self._lines.lacks(run_id, result.needed - result.queued)
                 return result
 
             result = await self._lines.until(
