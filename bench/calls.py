@@ -1,10 +1,11 @@
 """`make bench-calls`: what each call of a run costs the rpc process and the store, in µs of CPU.
 
 A service with one rpc process, as `rollout-buffer serve` starts it, gets one kind of call after the other, 16 at once.
-16,384 tasks are submitted, and leased by 2,048 engines, one or eight a call. Their leases are extended, and the engines
-report. Groups of 2 KB are pushed with these leases, one or 32 a call, and pulled 32 a step, with commit and checkpoint.
-CPU is that of the processes (/proc): of the store it is all that a call takes, not its script alone. Memory is what the
-store says that it uses, before and after. `rollout-buffer size` computes with these figures.
+16,384 tasks are submitted, and leased by 2,048 engines, one or eight a call. Their leases are extended, and the
+engines report, in two calls and in one heartbeat. Groups of 2 KB are pushed with these leases, one or 32 a call, and
+pulled 32 a step, with commit and checkpoint. CPU is that of the processes (/proc): of the store it is all that a call
+takes, not its script alone. Memory is what the store says that it uses, before and after. `rollout-buffer size`
+computes with these figures.
 """
 
 import argparse
@@ -105,6 +106,7 @@ class Bench:
             raise RuntimeError("not every engine was given its leases")
         await self._counted("extend 8", [self._extend(i, each) for i, each in enumerate(leases)])
         await self._counted("report", [self._report(i) for i in range(ENGINES)])
+        await self._counted("heartbeat 8", [self._heartbeat(i, each) for i, each in enumerate(leases)])
         groups = [_group(lease, f"w{i}") for i, each in enumerate(leases) for lease in each]
         with self._growth("group", beside=sum(map(len, _BODY))):
             await self._counted("push 1", [self._push([group]) for group in groups[:ALONE]])
@@ -166,18 +168,30 @@ class Bench:
         return lambda: self._tasks.LeaseTasks(ask)
 
     def _extend(self, number: int, leases: Sequence[tasks_pb2.Lease]) -> Call:
-        lease_ids = [lease.lease_id for lease in leases]
-        request = tasks_pb2.ExtendLeasesRequest(
-            run=self._run, worker_id=f"w{number}", instance_id="i", lease_ids=lease_ids
-        )
+        request = self._extension(number, leases)
         return lambda: self._tasks.ExtendLeases(request)
 
     def _report(self, number: int) -> Call:
+        request = self._report_of(number)
+        return lambda: self._weights.ReportEngine(request)
+
+    def _heartbeat(self, number: int, leases: Sequence[tasks_pb2.Lease]) -> Call:
+        request = tasks_pb2.HeartbeatRequest(
+            run=self._run, extensions=[self._extension(number, leases)], reports=[self._report_of(number)]
+        )
+        return lambda: self._tasks.Heartbeat(request)
+
+    def _extension(self, number: int, leases: Sequence[tasks_pb2.Lease]) -> tasks_pb2.ExtendLeasesRequest:
+        lease_ids = [lease.lease_id for lease in leases]
+        return tasks_pb2.ExtendLeasesRequest(
+            run=self._run, worker_id=f"w{number}", instance_id="i", lease_ids=lease_ids
+        )
+
+    def _report_of(self, number: int) -> weights_pb2.ReportEngineRequest:
         report = weights_pb2.EngineReport(
             engine_id=f"w{number}", worker_id=f"w{number}", state=weights_pb2.ENGINE_STATE_READY, loaded=_VERSION
         )
-        request = weights_pb2.ReportEngineRequest(run=self._run, report=report)
-        return lambda: self._weights.ReportEngine(request)
+        return weights_pb2.ReportEngineRequest(run=self._run, report=report)
 
     def _push(self, groups: Sequence[Sequence[Buffer]]) -> Call:
         async def push() -> None:

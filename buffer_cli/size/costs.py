@@ -19,19 +19,18 @@ class Call:
     source: str
 
 
-SUBMIT = Call(1445.0, 898.4, 64, f"{_CALLS} > submit 64")
-LEASE = Call(305.2, 173.3, 1, f"{_CALLS} > lease 1")
-EXTEND = Call(278.3, 156.3, 8, f"{_CALLS} > extend 8")
-REPORT = Call(312.5, 92.77, 1, f"{_CALLS} > report")
-PUSH = Call(266.1, 95.21, 1, f"{_CALLS} > push 1")
+SUBMIT = Call(1602.0, 1094.0, 64, f"{_CALLS} > submit 64")
+LEASE = Call(332.0, 207.5, 1, f"{_CALLS} > lease 1")
+HEARTBEAT = Call(439.5, 268.6, 1, f"{_CALLS} > heartbeat 8")
+"""Heartbeat with the 8 leases and the report of one engine."""
+PUSH = Call(275.9, 105.0, 1, f"{_CALLS} > push 1")
 """Push of one group, beside others that 15 workers push at the same time: they go to the store in one call."""
-PULL = Call(1484.0, 1094.0, 32, f"{_CALLS} > pull 32")
+PULL = Call(1465.0, 1348.0, 32, f"{_CALLS} > pull 32")
 """Pull of a batch, with the commit and the checkpoint of the one before."""
 CALLS = {
     "submit of 64 tasks": SUBMIT,
     "lease of one task": LEASE,
-    "heartbeat for 8 leases": EXTEND,
-    "report of an engine": REPORT,
+    "heartbeat of an engine with 8 leases": HEARTBEAT,
     "push of one group, 16 workers at once": PUSH,
     "pull of 32 groups, with commit and checkpoint": PULL,
 }
@@ -65,9 +64,9 @@ class Measured:
     source: str
 
 
-TASK_BYTES = Measured(756, "calls.json > bytes > task")
+TASK_BYTES = Measured(755, "calls.json > bytes > task")
 LEASE_BYTES = Measured(73, "calls.json > bytes > lease")
-GROUP_BYTES = Measured(772, "calls.json > bytes > group")
+GROUP_BYTES = Measured(773, "calls.json > bytes > group")
 """Bytes of the index for each pending task, for its lease, and for a group beside its payload."""
 
 CONNECTIONS = Measured(2.2, "rebalance.json > connections, over workers")

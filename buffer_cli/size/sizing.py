@@ -20,8 +20,8 @@ LEAST_SHARDS = 3
 """Primaries of a cluster of which one may be lost: the others are a majority."""
 REPLICA_BYTES = RPC_PROCESSES * (612 << 20)
 """Memory of a replica, of whose rpc processes each may take 100 MiB, 1.5 times blocked_bytes, and recent_bytes."""
-REPORT_S, HEARTBEAT_S = 30.0, 20.0
-"""Period of an engine's reports, and of its heartbeats: a third of lease_ttl_ms."""
+HEARTBEAT_S = 20.0
+"""Period of heartbeats, with which reports come: a third of lease_ttl_ms."""
 _MAY_BE_0, _ABOVE_0 = ("queue_factor", "retained_steps"), 1e-9
 PENDING_TASKS = 10_000
 """Tasks that are submitted ahead: the default of max_pending_tasks."""
@@ -195,12 +195,11 @@ def size(fleet: Fleet, machines: Machines) -> Sizing:
 
 def _cores_of_calls(fleet: Fleet) -> tuple[float, float]:
     """Cores of the service and of the store that all calls take, without the bytes of payloads."""
-    upkeep = {costs.REPORT: fleet.engines / REPORT_S, costs.EXTEND: fleet.engines / HEARTBEAT_S}
-    each_group = {call: fleet.groups_per_s / call.of for call in (costs.SUBMIT, costs.LEASE, costs.PUSH, costs.PULL)}
-    calls_per_s = [*upkeep.items(), *each_group.items()]
+    per_s = {call: fleet.groups_per_s / call.of for call in (costs.SUBMIT, costs.LEASE, costs.PUSH, costs.PULL)}
+    per_s[costs.HEARTBEAT] = fleet.engines / HEARTBEAT_S
     return (
-        sum(per_s * call.rpc_us for call, per_s in calls_per_s) / 1e6,
-        sum(per_s * call.store_us for call, per_s in calls_per_s) / 1e6,
+        sum(often * call.rpc_us for call, often in per_s.items()) / 1e6,
+        sum(often * call.store_us for call, often in per_s.items()) / 1e6,
     )
 
 
