@@ -37,9 +37,11 @@ def index_key(run_id: str, name: str) -> str:
     return f"rb:{{{run_id}}}:{name}"
 
 
-def audited_key(tenure: str) -> str:
-    """Key that is there for a day after a server's term as primary was looked through (payloads/audit.py)."""
-    return f"rb:audited:{tenure}"
+def audited_key(index_tenure: str, tenure: str) -> str:
+    """Key that is there for a day after a server of payloads was looked through, for these terms of the index's server
+    and of its own as primaries (payloads/audit.py).
+    """
+    return f"rb:audited:{index_tenure}:{tenure}"
 
 
 def run_of_index_key(key: str) -> str:

@@ -11,11 +11,12 @@ from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from buffer_service.domain.policy import OverflowAction
 from buffer_service.store.keys import audited_key, index_key
 from buffer_service.store.redis_store import RedisRunStore
+from buffer_wire.errors import StoreRolledBack, StoreUnavailable
 from buffer_wire.payloads.keys import group_checksum, new_nonce, payload_checksum, payload_key
 from rollout_buffer.v1 import groups_pb2
 from tests.store.driver import Run, beside, emptied
 from tests.support.store_cluster import StoreCluster
-from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer, store_server
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -185,7 +186,7 @@ async def test_the_audit_finds_what_nothing_names(store: RedisRunStore, shards: 
     assert {shards.shard_of(key) for key in orphans} == {0, 1, 2}
     # No turn of any server has come again.
     assert await store.sweep() == 0
-    for key in await store._connection.command("KEYS", audited_key("*")):
+    for key in await store._connection.command("KEYS", audited_key("*", "*")):
         await store._connection.command("DEL", key)
     other = await beside(store)
     assert await other.sweep() == len(orphans)
@@ -195,6 +196,31 @@ async def test_the_audit_finds_what_nothing_names(store: RedisRunStore, shards: 
     assert await run.payload_keys() == living
     assert await run.unpushed_keys() == {run.key_of(unpushed)}
     assert await run.bodies(await run.batch(0, batch_groups=2)) == [real(run, "a").body, real(run, "b").body]
+
+
+async def test_an_index_that_lost_its_last_writes_is_noticed_and_forgets_no_payload(shards: StoreCluster) -> None:
+    with store_server() as index:
+        run = Run(await emptied(index, shards))
+        await run.create(batch_groups=2, max_queued_groups=8)
+        await run.push(real(run, "kept"), real(run, "kept-too"))
+        await run.store.sweep()
+        index.save()
+        await run.push(real(run, "forgotten"), await written(run, "forgotten-too"))
+        assert len(await run.payload_keys()) == 4
+        index.kill()
+        index.start()
+        with pytest.raises(StoreUnavailable):
+            await run.view()
+        with pytest.raises(StoreRolledBack):
+            await run.push(real(run, "later"))
+        await run.resume()
+        await run.push(real(run, "later"))
+        assert (await run.ledger()) == {"accepted": 3, "queued": 3}
+        # The first sweep audits, the second deletes.
+        await run.store.sweep()
+        await run.check()
+        assert len(await run.payload_keys()) == 3
+        await run.store.close()
 
 
 async def test_what_is_staged_no_more_is_refused(store: RedisRunStore, monkeypatch: pytest.MonkeyPatch) -> None:

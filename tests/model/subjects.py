@@ -134,6 +134,8 @@ class StoreSubject:
             return reply, await _attempt(store.call(commands.view(run_id)))
         if operation == "push":
             args = ([_in_parts(group) for group in args[0]], *args[1:])
+        if operation == "delete_run" and self._cluster is not None:
+            await self._let_expire(run_id)
         if operation == "pull":
             kwargs = {"portion": PORTIONS[replica], **kwargs}
         if hasattr(commands, operation):
@@ -158,11 +160,23 @@ class StoreSubject:
             await self._send("UNLINK", *expiring)
         if self._cluster is not None:
             # What met a full queue, or a run that was paused, is staged there in place of an expiry.
-            staged = set(map(bytes, await self._send("ZRANGE", index_key(run_id, "staging"), 0, -1)))
-            staged -= set(map(bytes, await self._send("ZRANGE", index_key(run_id, "waiting"), 0, -1)))
-            if staged:
+            if staged := await self._staged(run_id):
                 await self._send("ZREM", index_key(run_id, "staging"), *staged)
                 await self._send("UNLINK", *staged)
+
+    async def _let_expire(self, run_id: str) -> None:
+        """Have what met a full queue expire, which a deletion of the run would take at once."""
+        for key in await self._staged(run_id):
+            await self._send("ZREM", index_key(run_id, "staging"), key)
+            await self._send("PEXPIRE", key, ops.UNPUSHED_MS)
+
+    async def _staged(self, run_id: str) -> set[bytes]:
+        """Keys that are staged and do not wait for room."""
+        staged, waiting = [
+            set(map(bytes, await self._send("ZRANGE", index_key(run_id, name), 0, -1)))
+            for name in ("staging", "waiting")
+        ]
+        return staged - waiting
 
     async def _payload_keys(self, run_id: str, *, expiring: bool) -> list[bytes]:
         keys = map(bytes, await self._send("KEYS", f"rb:p:{run_id}:*"))

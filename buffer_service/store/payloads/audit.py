@@ -1,9 +1,9 @@
 """Audit of the servers that payloads lie on: what nothing names any more is deleted.
 
-A promoted replica may bring deleted payloads back, and an index that lost its last writes has forgotten some. Each term
-of a server as primary is looked through once a day, by one of all processes. A payload that does not expire was staged
-before that. So it is staged, on trash or named by its task, or else nobody's. One whose bytes name no task is left
-alone.
+A promoted replica may bring deleted payloads back, and an index that lost its last writes has forgotten some. Each
+server is looked through in each term of its own, and of the index's server, as primary. And it is once a day, by one of
+all processes. A payload that does not expire was staged before that. So it is staged, on trash or named by its task, or
+else nobody's. One whose bytes name no task is left alone.
 """
 
 import asyncio
@@ -53,15 +53,17 @@ class Audit:
         self._shards = shards
         self._tier = tier
         self._ask_at: dict[str, float] = {}
-        """Time from which on to ask again whether a term's turn has come."""
+        """Time from which on to ask again whether a server's turn has come."""
 
     async def run(self) -> int:
         """Look through the servers whose turn it is; how many payloads were nobody's. Raises StoreFault."""
         found = 0
+        index_tenure = await self._index.tenure()
         for node in self._shards.nodes():
-            if node.tenure and node.away is None and await self._is_due(node.tenure):
+            mark = audited_key(index_tenure, node.tenure)
+            if node.tenure and node.away is None and await self._is_due(mark):
                 found += await self.look_through(node)
-                await self._index.command("SET", audited_key(node.tenure), 1, "EX", EVERY_S)
+                await self._index.command("SET", mark, 1, "EX", EVERY_S)
         return found
 
     async def look_through(self, node: Node) -> int:
@@ -78,11 +80,11 @@ class Audit:
             log.warning("payloads that nothing names are deleted", server=node.name, payloads=found)
         return found
 
-    async def _is_due(self, tenure: str) -> bool:
-        if time.monotonic() < self._ask_at.get(tenure, 0.0):
+    async def _is_due(self, mark: str) -> bool:
+        if time.monotonic() < self._ask_at.get(mark, 0.0):
             return False
-        self._ask_at[tenure] = time.monotonic() + BEGUN_S
-        began = await self._index.command("SET", audited_key(tenure), 1, "NX", "EX", BEGUN_S)
+        self._ask_at[mark] = time.monotonic() + BEGUN_S
+        began = await self._index.command("SET", mark, 1, "NX", "EX", BEGUN_S)
         return began is not None
 
     async def _judge(self, node: Node, keys: Sequence[str]) -> int:

@@ -61,8 +61,8 @@ class Claims:
         try:
             refusal = await self._claim(connection, command.run_id)
         except StoreRolledBack:
-            # Those who look or tidy up have nobody to tell, and a resume is what it takes.
-            if command.acknowledges and command.script != "resume":
+            # Those who look or tidy up have nobody to tell, and a resume is what it takes. A push that stages has.
+            if (command.acknowledges and command.script != "resume") or command.script == "stage":
                 raise
             refusal = None
         except StoreOutOfDisk:

@@ -127,6 +127,10 @@ class StoreConnection:
     def _script_call(self, command: Command[Any], *arguments: bytes) -> Parts:
         return ("EVALSHA", self._scripts[command.script].sha, 1, index_key(command.run_id, "run"), *arguments)
 
+    async def tenure(self) -> str:
+        """Term of the server as primary. Raises StoreUnavailable."""
+        return (await self._control.get()).tenure
+
     async def wanted(self, run_id: str) -> Wanted:
         """Replicas that the run's policy has acknowledgements wait for."""
         return await self._replication.wanted(run_id)
