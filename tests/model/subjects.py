@@ -158,11 +158,10 @@ class StoreSubject:
     async def _expire_written(self, run_id: str) -> None:
         if expiring := await self._payload_keys(run_id, expiring=True):
             await self._send("UNLINK", *expiring)
-        if self._cluster is not None:
-            # What met a full queue, or a run that was paused, is staged there in place of an expiry.
-            if staged := await self._staged(run_id):
-                await self._send("ZREM", index_key(run_id, "staging"), *staged)
-                await self._send("UNLINK", *staged)
+        # What met a full queue, or a run that was paused, is staged on a cluster in place of an expiry.
+        if self._cluster is not None and (staged := await self._staged(run_id)):
+            await self._send("ZREM", index_key(run_id, "staging"), *staged)
+            await self._send("UNLINK", *staged)
 
     async def _let_expire(self, run_id: str) -> None:
         """Have what met a full queue expire, which a deletion of the run would take at once."""
