@@ -162,17 +162,17 @@ def usual_head(body: memoryview, size_bytes: int) -> tuple[memoryview, int] | No
 def payload_offset(first: bytes, size_bytes: int) -> int:
     """Offset of the payload in a serialized Group of so many bytes, which begins with these, at least 6 of them.
 
-    0 where the group is not as it is nearly always written.
+    Not checked: that of a group that is not as it is nearly always written may be any, 0 included.
     """
     try:
         header_bytes, at = read_varint(first, 1)
     except MalformedMessage:
         return 0
-    before = at + header_bytes + 1
-    for offset in range(before + 1, before + 1 + _LENGTH_BYTES):
-        if len(varint(max(0, size_bytes - offset))) == offset - before:
-            return offset if offset <= size_bytes and first[0] == _HEADER_TAG else 0
-    return 0
+    # Behind the header and a tag comes the length of what is left behind that length.
+    before, length_bytes = at + header_bytes + 1, 1
+    while size_bytes - before - length_bytes >> 7 * length_bytes > 0:
+        length_bytes += 1
+    return before + length_bytes if before + length_bytes <= size_bytes else 0
 
 
 def _split_usual(body: memoryview) -> tuple[memoryview, memoryview] | None:
