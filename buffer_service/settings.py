@@ -123,7 +123,7 @@ class Settings(BaseSettings):
     """RPCs of one token that one process has in progress, waits and watches included; 0: no bound."""
     max_token_rpcs_per_s: int = Field(default=2_000, ge=0, le=1_000_000)
     """RPCs of one token that one process begins in a second, after as many as in two at once; 0: no bound."""
-    max_connections: int = Field(default=4_096, ge=1, le=1_000_000)
+    max_connections: int = Field(default=16_384, ge=1, le=1_000_000)
     """Connections that one process holds at once; more are closed as they come. Fewer where the limit of open files
     leaves no more."""
     connection_age_s: float = Field(default=900.0, ge=0.0, le=86_400.0)

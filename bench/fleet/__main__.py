@@ -7,6 +7,7 @@ and system time of the rpc process.
     watches      2,000 at once over 50 connections: refused, opened, idle, told of a publish, memory
     pushes       1,000 push streams of one token, each with a group, all left open
     fleet        10,000 watches, 100 connections of 100, on one replica and on two
+    workers      4,000 with two connections each, one for a watch and one for a push stream
     heartbeats   500 a second: leases of 8 tasks kept and an engine reported, by two calls and by one; and as many as go
 
 A publish names 8 files. `--only` runs the named cases.
@@ -209,13 +210,40 @@ def watches(connections: int, streams: int, replicas: int = 1) -> dict[str, floa
         }
 
 
-def pushes(streams: int) -> dict[str, float]:
-    """Push streams of one token, each with a group of 2 KB, left open."""
+def _bundles(number: int) -> list[bytes]:
+    """Messages of push streams, each with another group of 2 KB."""
     size = workload.Size("2kb", 2_000, 1, 1)
     payload = layout.write_payload(workload.arrays(size))
+    groups = [join_group(workload.header(size, f"g{i}", 0), payload) for i in range(number)]
+    return [join_push(RUN, 1, [group]) for group in groups]
+
+
+def workers(number: int) -> dict[str, float]:
+    """Workers as they are: each with a connection for its watch, and one for its push stream."""
+    with scene() as s:
+        before, cpu = s.resident(), s.cpu()
+        watching = s.open(number, 1, _WATCH, [weights_pb2.WatchWeightsRequest(run=RUN).SerializeToString()])
+        pushing = s.open(number, 1, _PUSH, _bundles(number), more=True)
+        cpu = s.cpu() - cpu
+        time.sleep(1.0)
+        each = (s.resident() - before) / number / 1e3
+        cpu_before = s.cpu()
+        time.sleep(_IDLE_S)
+        return {
+            "workers": number,
+            "watches_refused": watching.refused,
+            "pushes_refused": pushing.refused,
+            "opened_s": watching.seconds + pushing.seconds,
+            "us_cpu_each": 1e6 * cpu / number,
+            "idle_core": (s.cpu() - cpu_before) / _IDLE_S,
+            "rss_kb_each": each,
+        }
+
+
+def pushes(streams: int) -> dict[str, float]:
+    """Push streams of one token, each with a group of 2 KB, left open."""
     with scene(guarded=True) as s:
-        groups = [join_group(workload.header(size, f"g{i}", 0), payload) for i in range(streams)]
-        bundles = [join_push(RUN, 1, [group]) for group in groups]
+        bundles = _bundles(streams)
         before, cpu = s.resident(), s.cpu()
         opened = s.open(100, streams // 100, _PUSH, bundles, more=True)
         cpu = s.cpu() - cpu
@@ -324,6 +352,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "pushes": lambda: pushes(1_000),
     "fleet of 10,000, one replica": lambda: watches(100, 100),
     "fleet of 10,000, two replicas": lambda: watches(100, 100, replicas=2),
+    "workers": lambda: workers(4_000),
     "heartbeats": heartbeats,
 }
 

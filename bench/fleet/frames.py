@@ -68,6 +68,8 @@ class Connection(asyncio.Protocol):
         stream.number, self._next = self._next, self._next + 2
         self._streams[stream.number] = stream
         self._write(_frame(_HEADERS, _END_HEADERS, stream.number, block) + _data(stream.number, message, more=more))
+        if self._transport is None or self._transport.is_closing():
+            self._end(stream.number)
 
     def close(self) -> None:
         """Close the connection, which cancels its calls."""

@@ -12,7 +12,7 @@ BUSY = 0.6
 USABLE = 2 / 3
 """Part of a machine's memory that maxmemory may be: the rest is for buffers, and for the fork that rewrites files."""
 MAX_CONNECTIONS = 4_096
-"""Connections of an rpc process: the default of max_connections."""
+"""Connections that an rpc process is planned with: a quarter of max_connections, so that others may end."""
 RPC_PROCESSES = 4
 """rpc processes of a replica."""
 LEAST_REPLICAS = 2

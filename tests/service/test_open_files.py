@@ -54,7 +54,7 @@ def test_connections_beyond_the_limit_are_refused_and_none_hangs(tmp_path: Path)
             assert answer.status == 200
         log = service.log.read_text()
         assert f"open_files={LIMIT}" in log
-        assert "max_connections=4096" in log
+        assert "max_connections=16384" in log
         assert f"connections_of_a_process={room}" in log
         assert "Traceback" not in log
         assert "[error" not in log
@@ -69,7 +69,7 @@ def test_the_soft_limit_is_raised(tmp_path: Path) -> None:
     try:
         limits = Path(f"/proc/{service.pid}/limits").read_text()
         (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
-        assert int(line.split()[3]) >= min(4_096, hard)
+        assert int(line.split()[3]) >= min(16_384, hard)
         assert codes(service.address, LIMIT) == [grpc.StatusCode.OK] * LIMIT
     finally:
         service.stop()
@@ -82,4 +82,4 @@ def test_a_limit_that_leaves_no_connections_is_named(tmp_path: Path) -> None:
         service.start()
     log = service.log.read_text()
     assert f"may open {limit} files" in log
-    assert "max_connections of 4096" in log
+    assert "max_connections of 16384" in log
