@@ -69,7 +69,8 @@ class Ask:
 def asks_for(keys: Sequence[str], portion_bytes: int, access: StoreAccess) -> list[Ask]:
     """Commands for the payloads in order: MGETs of portions, and a GET for each part of a payload in parts.
 
-    No command names keys of two slots of a cluster, so there a payload has a GET of its own.
+    No command names keys of two slots of a cluster, so there a payload has a GET of its own. That for a slot which nobody
+    serves has the shard -1.
     """
     asks: list[Ask] = []
     for portion in portions(keys, portion_bytes):
@@ -80,8 +81,6 @@ def asks_for(keys: Sequence[str], portion_bytes: int, access: StoreAccess) -> li
         for key in portion:
             for part, left in zip(parts := part_keys(key), range(len(parts) - 1, -1, -1), strict=True):
                 shard = access.shard_of(part.key)
-                if shard < 0:
-                    raise Unreadable(f"no shard serves the slot of {part.key}", elsewhere=True)
                 ends = "" if left else key
                 asks.append(Ask(shard, ("GET", part.key), portion, part.key, start, start + part.size, ends))
                 start += part.size

@@ -126,6 +126,8 @@ class PayloadReader:
 
     def _send(self, asks: Sequence[Ask]) -> None:
         for shard in dict.fromkeys(ask.shard for ask in asks):
+            if shard < 0:
+                raise Unreadable("nobody serves the slot of a payload", elsewhere=True)
             with self._blamed(shard):
                 self._nodes[shard][1].send([ask.command for ask in asks if ask.shard == shard], READ_TIMEOUT_S)
 

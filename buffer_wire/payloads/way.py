@@ -138,7 +138,7 @@ class AsyncWay:
     def _node(self, way: OpenWay, key: str) -> Node:
         shard = way.access.shard_of(key)
         if shard < 0:
-            self._over(way, f"no shard serves the slot of {key}", elsewhere=True)
+            self._over(way, f"nobody serves the slot of {key}", elsewhere=True)
             raise WayLost
         return way.nodes[shard]
 

@@ -13,7 +13,7 @@ from buffer_wire.payloads.keys import all_part_keys, group_checksum, payload_key
 from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadReader, PayloadsUnreadable
 from buffer_wire.payloads.writer import PayloadWriter
 from tests.support.cluster_access import RUN, Access, let_in
-from tests.support.store_cluster import SLOTS, StoreCluster, store_cluster
+from tests.support.store_cluster import StoreCluster, store_cluster
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -211,14 +211,26 @@ async def test_a_node_that_does_not_know_the_user_has_all_relayed_and_is_named(c
     await writer.writer.close()
 
 
-async def test_slots_that_nobody_serves_are_relayed(cluster: StoreCluster) -> None:
-    access = Access(cluster, "w")
-    part = access.give("").shards[0]
+async def test_slots_that_nobody_serves_are_relayed_and_asked_about(cluster: StoreCluster) -> None:
+    writer = Writer(Access(cluster, "w"))
+    assert all([await writer.write(number) for number in range(30)])
+    part = Access(cluster, "w").give("").shards[0]
     access = Access(cluster, "w", shards=[part])
-    writer = Writer(access)
-    served = [await writer.write(number) for number in range(8)]
-    assert False in served
-    assert "no shard serves the slot" in "".join([*access.troubles, writer.writer.trouble])
-    assert len(part.slots) >= 1
-    assert sum(at.last - at.first + 1 for at in part.slots) < SLOTS
-    await writer.writer.close()
+    narrow = Writer(access)
+    assert not all([await narrow.write(number) for number in range(8)])
+    assert "nobody serves the slot of rb:p:" in access.troubles[1]
+    for_reader = [Access(cluster, "d", shards=[part]) for _ in range(2)]
+    blocking = PayloadReader(RUN, "a trainer", for_reader[0].give)
+    other = AsyncPayloadReader(RUN, "a trainer", for_reader[1])
+    assert await asyncio.to_thread(blocking.open)
+    assert await other.open()
+    with pytest.raises(PayloadsUnreadable, match="nobody serves the slot"):
+        await asyncio.to_thread(blocking.read, list(writer.keys.values()))
+    with pytest.raises(PayloadsUnreadable, match="nobody serves the slot"):
+        await other.read(list(writer.keys.values()))
+    for asked in for_reader:
+        assert len(asked.troubles) == 2
+        assert "nobody serves the slot" in asked.troubles[1]
+    blocking.close()
+    for each in (other, writer.writer, narrow.writer):
+        await each.close()
