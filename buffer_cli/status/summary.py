@@ -72,7 +72,20 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
     yield "pushed directly", written(view)
     for what, clients in relaying(view).items():
         yield f"relayed {what}", clients
+    for engines, came_from in _weights(view):
+        yield f"weights of {engines}", escape(came_from)
     yield "feeder", f"cursor {view.cursor}"
+
+
+def _weights(view: RunView) -> Iterator[tuple[str, str]]:
+    """Engines whose last version was fetched, and where it came from and why; those of one worker together."""
+    by_source: dict[str, list[str]] = {}
+    for engine in view.engines:
+        if engine.weights_from:
+            by_source.setdefault(engine.weights_from, []).append(engine.engine_id)
+    for came_from, engine_ids in by_source.items():
+        more = f" and {len(engine_ids) - 1} more" if len(engine_ids) > 1 else ""
+        yield f"{engine_ids[0]}{more}", came_from
 
 
 def _queue(view: RunView) -> str:

@@ -55,8 +55,8 @@ def report_engine(
     )
     reloads = list(report.reload_counters)
     counters = (report.decoded_tokens, report.decode_busy_ms, report.decode_request_ms)
-    arguments = pack(seen_revision, report.engine_id, packed, report.state, int(report.wants_load), *counters, reloads)
-    return Command(run_id, "report_engine", arguments, _reported)
+    request = (seen_revision, report.engine_id, packed, report.state, int(report.wants_load), *counters, reloads)
+    return Command(run_id, "report_engine", pack(*request, report.weights_from), _reported)
 
 
 def _published(_tag: str, fields: Fields) -> ops.Published:

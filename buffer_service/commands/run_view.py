@@ -40,9 +40,10 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
     """The reply of `view`."""
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
-    totals, response_lengths, counters, *window, staleness, reloads, relaying = fields
+    totals, response_lengths, counters, *window, staleness, reloads, relaying, came_from = fields
     heard_ms = {engine_id: int(ms) for engine_id, ms in _pairs(heard)}
     counted = {engine_id: unpack(packed) for engine_id, packed in _pairs(counters)}
+    weights_from = dict(_pairs(came_from))
     ledgers = {text(name): unpack(packed) for name, packed in _pairs(environments)}
     # Those that came with a task alone have no ledger, and an accepted group has counted.
     environment_totals = {name: entries.pop(b"totals") for name, entries in ledgers.items()}
@@ -77,7 +78,7 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
         tasks=tasks | {"pending": pending, "leased": leased},
         statistics=_strings(ledger["statistics"]) | dict(zip(TOTALS, totals, strict=True)),
         engines=[
-            _engine(report, now - heard_ms[report[0]], *counted[report[0]])
+            _engine(report, now - heard_ms[report[0]], weights_from.get(report[0], b""), *counted[report[0]])
             for report in sorted(map(unpack, engines))  # By their ids, which come first.
         ],
         failures=[_failure(*unpack(failure)) for failure in failures],
@@ -128,7 +129,9 @@ def _staleness_counts(packed: bytes) -> dict[str, list[int]]:
     return {name: counts[i * buckets : (i + 1) * buckets] for i, name in enumerate(STALENESS_COUNTED)}
 
 
-def _engine(fields: Fields, silent_ms: int, tokens: int, busy_ms: int, request_ms: int) -> ops.EngineReport:
+def _engine(
+    fields: Fields, silent_ms: int, weights_from: bytes, tokens: int, busy_ms: int, request_ms: int
+) -> ops.EngineReport:
     """An engine's report with what is kept beside it."""
     engine_id, worker_id, state, term, version, reloads, last_reload_ms, last_error, errors, *fields = fields
     membership, prepared_term, prepared_version, weights_url = fields
@@ -144,6 +147,7 @@ def _engine(fields: Fields, silent_ms: int, tokens: int, busy_ms: int, request_m
         membership=membership,
         prepared=ops.WeightVersion(prepared_term, prepared_version) if prepared_term else None,
         weights_url=text(weights_url),
+        weights_from=text(weights_from),
         decoded_tokens=tokens,
         decode_busy_ms=busy_ms,
         decode_request_ms=request_ms,

@@ -73,6 +73,8 @@ class EngineSlot:
         """Hold on the weights, which is waited for before the engine is paused for new ones."""
         self.weights_url = ""
         """Base URL at which this worker serves the weights that it has fetched."""
+        self.weights_from = ""
+        """Where the files of the last version came from that was fetched for it, and why, in words."""
         self.reloads, self.last_reload_ms = 0, 0
         self.errors, self.last_error = 0, ""
         self.breaker = Breaker()
@@ -270,6 +272,7 @@ class EngineSlot:
             membership=self.membership,
             prepared=self.prepared.wire() if self.prepared is not None else None,
             weights_url=self.weights_url,
+            weights_from=self.weights_from,
         )
 
     def full_report(self, worker_id: str) -> weights_pb2.EngineReport:

@@ -272,9 +272,11 @@ class WeightLoader:
         slot, version = self._slot, target.version
         if target.files is not None:
             with slot.phases.during(weights_pb2.RELOAD_PHASE_FETCH):
-                return await self._fetcher.fetch(
+                path = await self._fetcher.fetch(
                     version, target.files, deadline_s=self._timeout_s, engine_id=slot.engine_id
                 )
+            slot.weights_from = self._fetcher.came_from
+            return path
         if version.version == 0 and slot.pristine:
             return None
         if self._weightless:

@@ -32,6 +32,19 @@ def test_engines_are_shown_with_their_process_group_and_silence() -> None:
     assert rows["prepared"][3] == "2, ready for 4"
 
 
+def test_where_weights_came_from_is_said_once_a_worker() -> None:
+    said = "http://relay:8090 16.0 MB at 12.0 MB/s (http://relay:8090 12.0 MB/s a connection, 2 ms)"
+    engines = [
+        EngineReport(name, "w", "ready", WeightVersion(1, 3), 7, 120, "", 0, weights_from=said if name != "c" else "")
+        for name in "abc"
+    ]
+    view = make_view(engines=engines)
+    print_run(Console(file=(shown := StringIO()), width=200, highlight=False), view, estimate(view))
+    lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    assert f"weights of a and 1 more {said}" in lines
+    assert shown.getvalue().count(said) == 1
+
+
 def test_clients_that_relay_are_counted_by_direction_with_their_reasons() -> None:
     def client(name: str, why: str, *, writes: bool = True) -> RelayingClient:
         return RelayingClient(name, writes, why, silent_ms=0)

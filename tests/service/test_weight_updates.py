@@ -222,8 +222,16 @@ def test_a_bad_manifest_names_its_field(rpc: Rpc, bad: weights_pb2.WeightManifes
 def test_a_run_shows_all_that_an_engine_reports(rpc: Rpc) -> None:
     run = rpc.create()
     prepared = common_pb2.WeightVersion(term=1, version=4)
-    run.report("e", membership=(1 << 53) - 1, prepared=prepared, weights_url="http://worker:9000/weights")
+    came_from = "http://relay:8090 16.0 MB at 12.0 MB/s"
+    run.report(
+        "e",
+        membership=(1 << 53) - 1,
+        prepared=prepared,
+        weights_url="http://worker:9000/weights",
+        weights_from=came_from,
+    )
     (engine,) = run.get().engines
+    assert engine.weights_from == came_from
     assert (engine.membership, engine.prepared, engine.weights_url) == (
         (1 << 53) - 1,
         prepared,
@@ -232,6 +240,7 @@ def test_a_run_shows_all_that_an_engine_reports(rpc: Rpc) -> None:
     run.report("e", silent_ms=5_000_000)
     (engine,) = run.get().engines
     assert (engine.membership, engine.HasField("prepared"), engine.weights_url) == (0, False, "")
+    assert not engine.weights_from
     assert engine.silent_ms < 60_000
 
 
@@ -241,6 +250,7 @@ def test_a_run_shows_all_that_an_engine_reports(rpc: Rpc) -> None:
         ({"prepared": common_pb2.WeightVersion()}, "report.prepared.term"),
         ({"weights_url": "worker:9000"}, "report.weights_url"),
         ({"weights_url": "http://" + "w" * 250}, "report.weights_url"),
+        ({"weights_from": "w" * 513}, "report.weights_from"),
     ],
 )
 def test_a_bad_report_names_its_field(rpc: Rpc, fields: dict[str, Any], field: str) -> None:

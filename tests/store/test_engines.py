@@ -43,7 +43,9 @@ async def known(run: Run) -> list[str]:
 
 async def test_a_view_says_how_long_each_engine_has_been_silent(run: Run) -> None:
     await run.create()
-    given = report("a", membership=(1 << 64) - 1, prepared=weights(7, 3), weights_url="http://w:1")
+    given = report(
+        "a", membership=(1 << 64) - 1, prepared=weights(7, 3), weights_url="http://w:1", weights_from="there"
+    )
     await run.store.call(commands.report_engine(run.run_id, given))
     await run.pass_ms(5_000)
     await tell(run, "b")

@@ -107,6 +107,7 @@ def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
     fields.line(message.weights_url, "report.weights_url", 0, 256)
     if message.weights_url and not message.weights_url.startswith(_HTTP):
         raise InvalidField("report.weights_url", message.weights_url, "http:// or https://, or empty")
+    fields.line(message.weights_from, "report.weights_from", 0, 512)
     return ops.EngineReport(
         engine_id=fields.name(message.engine_id, "report.engine_id"),
         worker_id=fields.name(message.worker_id, "report.worker_id"),
@@ -119,6 +120,7 @@ def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
         membership=message.membership,
         prepared=fields.version(message.prepared, "report.prepared") if message.HasField("prepared") else None,
         weights_url=message.weights_url,
+        weights_from=message.weights_from,
         wants_load=request.wants_load,
         decoded_tokens=_counter(message.decoded_tokens, "report.decoded_tokens"),
         decode_busy_ms=_counter(message.decode_busy_ms, "report.decode_busy_ms"),

@@ -651,6 +651,7 @@ class EngineReport(google.protobuf.message.Message):
     DECODE_BUSY_MS_FIELD_NUMBER: builtins.int
     DECODE_REQUEST_MS_FIELD_NUMBER: builtins.int
     RELOAD_PHASES_FIELD_NUMBER: builtins.int
+    WEIGHTS_FROM_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Id of the engine, 1 to 128 characters of [A-Za-z0-9._:-]."""
     worker_id: builtins.str
@@ -683,6 +684,10 @@ class EngineReport(google.protobuf.message.Message):
     decode_request_ms: builtins.int
     """Time of each request that decodes, summed, in milliseconds: from its first token to its last. What waits inside the
     engine, or has ended while others of its group go on, is not in it.
+    """
+    weights_from: builtins.str
+    """Where the files of the last version came from that the worker fetched for the engine, and why from there, in words:
+    bytes by server, rate, and the measured rates of mirrors. At most 512 characters; empty: none were fetched.
     """
     @property
     def loaded(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
@@ -717,9 +722,10 @@ class EngineReport(google.protobuf.message.Message):
         decode_busy_ms: builtins.int = ...,
         decode_request_ms: builtins.int = ...,
         reload_phases: collections.abc.Iterable[Global___ReloadPhaseTime] | None = ...,
+        weights_from: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["loaded", b"loaded", "prepared", b"prepared"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "engine_id", b"engine_id", "errors", b"errors", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "membership", b"membership", "prepared", b"prepared", "reload_phases", b"reload_phases", "reloads", b"reloads", "silent_ms", b"silent_ms", "state", b"state", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "engine_id", b"engine_id", "errors", b"errors", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "membership", b"membership", "prepared", b"prepared", "reload_phases", b"reload_phases", "reloads", b"reloads", "silent_ms", b"silent_ms", "state", b"state", "weights_from", b"weights_from", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
 
 Global___EngineReport: typing_extensions.TypeAlias = EngineReport
 

@@ -36,6 +36,8 @@ _ABANDONED_S = 3_600.0
 _PATIENCE = 0.5
 """Share of the time that is left for which another worker is waited for: the rest has to do without it."""
 _PARTIAL = ".part-"
+MOST_SAID = 512
+"""Most characters that are said of where a version came from."""
 _log = structlog.get_logger()
 
 
@@ -61,6 +63,8 @@ class WeightFetcher:
         self._peers = peers or NoPeers()
         self._prefer_peers = prefer_peers
         self._lock = asyncio.Lock()
+        self.came_from = ""
+        """Where the files of the version came from that was brought last, and why from there, in words."""
         self._in_use: dict[str, Pin] = {}
         """Pinned directories that engines use, by engine_id."""
         self._fetched: dict[str, Pin] = {}
@@ -205,6 +209,8 @@ class WeightFetcher:
         rate = f"{came.total() / 1e6 / max(seconds, 1e-6):.1f} MB/s"
         why = {"mirrors": self._client.rates.describe(mirrors)} if mirrors else {}
         _log.info("weights fetched", version=label, came_from=shares, rate=rate, **why)
+        self.came_from = f"{shares} at {rate}" + (f" ({why['mirrors']})" if why else "")
+        self.came_from = self.came_from[:MOST_SAID]
 
     def _retain(self) -> None:
         held = {pin.directory for pins in (self._in_use, self._fetched) for pin in pins.values()}

@@ -3,9 +3,9 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, engine_id, report, state, wants_load (0 or 1), decoded_tokens, decode_busy_ms,
---         decode_request_ms, reload counters (empty: none are said)}; report: packed {engine_id, worker_id, state,
---         term, version, reloads, last_reload_ms, last_error, errors, membership, prepared_term (0: none),
---         prepared_version, weights_url}
+--         decode_request_ms, reload counters (empty: none are said), weights_from}; report: packed {engine_id,
+--         worker_id, state, term, version, reloads, last_reload_ms, last_error, errors, membership, prepared_term
+--         (0: none), prepared_version, weights_url}
 -- Replies {'ok', revision, term, version, may_load (0 or 1)} | {'error', 'unknown_run' | 'store_rolled_back', ...}
 -- Complexity O(log engines), and up to the number of permits or the engines that have left the line in silence
 
@@ -39,6 +39,16 @@ if said ~= packed then
   -- What an engine did before the run heard of it, in a deleted run of this name perhaps, is none of this run's.
   local before = said and unpack_msg(said) or counters
   Totals.grow(ctx, TOTALS_OF.engines, before, counters)
+end
+
+-- Beside the record, which replicas of an older version read too. Absent: none was fetched.
+local from = request[10] ~= '' and request[10]
+if call('HGET', key('weights_from'), engine_id) ~= from then
+  if from then
+    call('HSET', key('weights_from'), engine_id, from)
+  else
+    call('HDEL', key('weights_from'), engine_id)
+  end
 end
 
 if #request[9] > 0 then
