@@ -69,8 +69,8 @@ class Ask:
 def asks_for(keys: Sequence[str], portion_bytes: int, access: StoreAccess) -> list[Ask]:
     """Commands for the payloads in order: MGETs of portions, and a GET for each part of a payload in parts.
 
-    No command names keys of two slots of a cluster, so there a payload has a GET of its own. That for a slot which nobody
-    serves has the shard -1.
+    No command names keys of two slots of a cluster, so there a payload has a GET of its own. Its shard is -1 where
+    nobody serves the slot.
     """
     asks: list[Ask] = []
     for portion in portions(keys, portion_bytes):
