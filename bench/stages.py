@@ -3,10 +3,11 @@
 One process does in turn what pusher, service and trainer do, without gRPC between them, on a store of its own: 1,024
 groups of 8 samples, in bundles and batches of 32. A stage's figure is process CPU, in µs a group, the median of the
 runs. Of the store it is what the server says of its calls (INFO commandstats): times of scripts include those of the
-commands in them.
+commands in them. Last come pushes of single groups by several workers at the same time, which share calls.
 """
 
 import argparse
+import asyncio
 import os
 import tempfile
 import time
@@ -38,7 +39,8 @@ from trainer_client.client.assembly import PullAssembly
 
 GROUPS, PORTION = 1_024, 32
 SIZE = workload.Size("18kb", 18_000, GROUPS, PORTION)
-MAX_PAYLOAD_BYTES = 64 << 20
+LIMITS = convert.Limits(64 << 20, 64 << 20)
+WORKERS = (1, 8, 64)
 OPERATIONS = ("push", "pull", "fetch", "commit", "checkpoint")
 
 
@@ -74,7 +76,7 @@ class Bench:
             retained_steps=GROUPS,
         )
         await self._store.create_run(run_id, policy)
-        entries = [self._checked(message) for message in self._made(run_id)]
+        entries = [self.checked(message) for message in self.made(run_id)]
         with self._counted("push"):
             for portion in entries:
                 await self._push(run_id, portion)
@@ -95,7 +97,7 @@ class Bench:
                         await self._store.call(command(run_id, 1, step))
         return self._cost
 
-    def _made(self, run_id: str) -> Iterator[bytes]:
+    def made(self, run_id: str) -> Iterator[bytes]:
         """Messages as the pusher makes them."""
         columns = workload.arrays(SIZE)
         for first in range(0, GROUPS, PORTION):
@@ -108,7 +110,8 @@ class Bench:
                 message = codec.join_push(common_pb2.RunRef(run_id=run_id), 1, groups)
             yield message
 
-    def _checked(self, message: bytes) -> list[convert.Entry]:
+    def checked(self, message: bytes) -> list[convert.Entry]:
+        """Entries of a message, as the service makes them."""
         stage = self._cost.stage
         with stage("service: push, split"):
             bundle = codec.split_push(message)
@@ -120,7 +123,7 @@ class Bench:
             for header, (_, payload) in zip(headers, split, strict=True):
                 validate.check_group(header, len(payload))
         with stage("service: push, entries"):
-            return [convert.entry(body, MAX_PAYLOAD_BYTES) for body in bundle.groups]
+            return [convert.entry(body, LIMITS) for body in bundle.groups]
 
     async def _push(self, run_id: str, entries: list[convert.Entry]) -> None:
         groups = [entry for entry in entries if isinstance(entry, ops.NewGroup)]
@@ -173,8 +176,26 @@ class Bench:
         }
 
 
-async def measure(runs: int) -> list[Cost]:
-    """Costs of so many runs, after one that does not count."""
+async def push_singles(store: RedisRunStore, control: "redis.Redis", workers: int) -> tuple[float, float]:
+    """Push all groups one by one by so many at once; µs of scripts, and calls of them, a group."""
+    run_id = f"singles-{workers}"
+    bench = Bench(store, control)
+    await store.create_run(run_id, RunPolicy(batch_groups=PORTION, max_queued_groups=GROUPS))
+    entries = [entry for message in bench.made(run_id) for entry in bench.checked(message)]
+    groups = [entry for entry in entries if isinstance(entry, ops.NewGroup)]
+
+    async def work(first: int) -> None:
+        for group in groups[first::workers]:
+            await store.push(run_id, [group])
+
+    control.config_resetstat()
+    await asyncio.gather(*(work(first) for first in range(workers)))
+    told = control.info("commandstats")["cmdstat_evalsha"]
+    return told["usec"] / GROUPS, told["calls"] / GROUPS
+
+
+async def measure(runs: int) -> tuple[list[Cost], dict[int, tuple[float, float]]]:
+    """Costs of so many runs, after one that does not count; and of single groups, by the number of workers."""
     with tempfile.TemporaryDirectory(prefix="rollout-buffer-stages-") as scratch:
         embedded = EmbeddedStore(Path(scratch), durability=Durability.MEMORY)
         await embedded.start()
@@ -182,15 +203,16 @@ async def measure(runs: int) -> list[Cost]:
         try:
             store = await RedisRunStore.connect(embedded.url)
             costs = [await Bench(store, control).run(f"stages-{run}") for run in range(runs + 1)]
+            singles = {workers: await push_singles(store, control, workers) for workers in WORKERS}
             await store.close()
         finally:
             control.close()
             await embedded.stop()
-    return costs[1:]
+    return costs[1:], singles
 
 
-def show(costs: list[Cost]) -> None:
-    """Print both tables."""
+def show(costs: list[Cost], singles: dict[int, tuple[float, float]]) -> None:
+    """Print all tables."""
     print(f"CPU µs a group of {SIZE.group_bytes:,} bytes, median of {len(costs)} runs, on {os.cpu_count()} cores")
     for name in costs[0].stages:
         print(f"  {name:42}{median([cost.stages[name] * 1e6 / GROUPS for cost in costs]):>9.1f}")
@@ -203,6 +225,9 @@ def show(costs: list[Cost]) -> None:
         total = sum(calls for calls, _ in told.values()) / GROUPS
         script_us = median([cost.commands[operation].get("evalsha", (0, 0))[1] / GROUPS for cost in costs])
         print(f"  {operation:11}{total:>6.2f} commands  {script_us:>6.1f} µs of scripts: {inside}")
+    print("Store: single groups pushed by several workers at the same time, µs and calls of scripts a group")
+    for workers, (script_us, calls) in singles.items():
+        print(f"  {workers:>3} workers  {script_us:>6.1f} µs  {calls:.2f} calls")
 
 
 def main() -> None:
@@ -210,7 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.stages", description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5, help="counted runs (default 5)")
     options = parser.parse_args()
-    show(uvloop.run(measure(options.runs)))
+    show(*uvloop.run(measure(options.runs)))
 
 
 if __name__ == "__main__":

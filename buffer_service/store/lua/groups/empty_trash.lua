@@ -11,8 +11,14 @@
 
 local trash = key('trash')
 local payloads = call('SRANDMEMBER', trash, unpack_msg(ARGV[1])[1])
+local keys = {}
 for _, payload in ipairs(payloads) do
-  Parts.each('UNLINK', payload)
+  for _, part in ipairs(Parts.keys(payload)) do
+    keys[#keys + 1] = part
+  end
+end
+for first = 1, #keys, 1000 do
+  call('UNLINK', unpack(keys, first, math.min(first + 999, #keys)))
 end
 call_many('SREM', trash, payloads)
 return reply('ok', #payloads, payloads)
