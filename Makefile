@@ -157,7 +157,7 @@ MODEL_TIMES ?= 10
 
 # What takes minutes by itself has a command of its own.
 APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults --ignore=tests/lab_live \
-	--ignore=tests/chart --ignore=tests/dashboards --ignore=tests/cluster
+	--ignore=tests/chart --ignore=tests/dashboards --ignore=tests/cluster --ignore=tests/large
 # Files of tests side by side; a test that fails can be run alone with PYTEST_SPREAD= PYTEST_ARGS=path/to/test.py.
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Weight updates of each pause mode with each manifest kind: with 8 there are about 100 in all.
@@ -168,9 +168,9 @@ FUZZ_SEED ?=
 MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
-.PHONY: fuzz test test-fast test-engine test-engine-full test-faults test-cluster test-live test-model test-redis \
+.PHONY: fuzz test test-fast test-engine test-engine-full test-faults test-cluster test-large test-live test-model test-redis \
 	test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
-test: ## all tests but test-engine, test-faults, test-cluster, test-live, chart and dashboards, with real SGLang end to end
+test: ## all tests but test-engine, test-faults, test-cluster, test-large, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
@@ -200,6 +200,9 @@ fuzz: install ## a real service under random messages to every method and its ad
 
 test-live: install ## a live loop with simulated engines beside the simulator: staleness within 0.2 versions (about 4 minutes)
 	@$(BIN)/python -m pytest -s tests/lab_live $(PYTEST_ARGS)
+
+test-large: install ## groups of 240 MB through a real service: byte for byte, holds of the store, memory (a minute or two)
+	@$(BIN)/python -m pytest -s tests/large $(PYTEST_ARGS)
 
 test-model: install ## the store beside the reference model, over ten times as many random operations
 	@RB_MODEL_TIMES=$(MODEL_TIMES) $(BIN)/python -m pytest -s tests/model/test_model_against_store.py $(PYTEST_ARGS)

@@ -15,8 +15,8 @@ WRITE_TIMEOUT_S = 15.0
 """Longest wait for the store's answer to one write, of a payload or a part; then the service relays the group."""
 TRIES = 2
 """Times that one payload is written at most: a cluster may have other primaries by the second."""
-PARTS_UNDER_WAY = 2
-"""Parts of one payload whose writes are unanswered at most: the store takes one while the next is sent."""
+PARTS_UNDER_WAY = 4
+"""Parts of one payload whose writes are unanswered at most: the store takes one while others are sent."""
 
 
 class PayloadWriter:

@@ -12,7 +12,7 @@ import redis
 from buffer_wire import layout
 from buffer_wire.codec import group_head
 from buffer_wire.errors import InvalidField, NotReady, UnknownRun
-from buffer_wire.payloads.keys import PART_BYTES, part_keys
+from buffer_wire.payloads.keys import PART_BYTES, WHOLE_BYTES, part_keys
 from buffer_wire.payloads.parts import NewPayload
 from buffer_wire.payloads.writer import PayloadWriter
 from rollout_buffer.v1 import groups_pb2, payloads_pb2
@@ -89,11 +89,11 @@ async def test_a_large_group_is_pushed_and_pulled_byte_for_byte(
     service: ServiceProcess, rpc: Rpc, stored: Any, kind: str
 ) -> None:
     run = rpc.create(batch_groups=3)
-    groups = [large("a"), make_group("b"), large("c", PART_BYTES)]
+    groups = [large("a"), make_group("b"), large("c", WHOLE_BYTES)]
     *results, direct = await push_by_worker(service, run.run_id, groups)
     assert [result.outcome for result in results] == ["queued"] * 3
     assert (direct > 0) is (service.settings["direct_payloads"] is True)
-    assert len(list(stored.scan_iter("rb:p:*"))) == 3 + 1 + 2
+    assert len(list(stored.scan_iter("rb:p:*"))) == 11 + 1 + 5
     assert await pull_by(kind, service, run.run_id) == [group.payload for group in groups]
     run.commit(0)
     run.checkpoint(0)
@@ -125,7 +125,7 @@ async def test_who_knows_no_parts_is_refused_what_no_message_carries(
     assert refusal.attributes["field"] == "reads_parts"
     assert "group a/0 has 20" in refusal.attributes["limit"]
     (delivered,) = run.pull(0, direct=direct, reads_parts=True)[1]
-    assert delivered.payload_key.endswith(":3")
+    assert delivered.payload_key.endswith(":11")
 
 
 @pytest.mark.parametrize("harm", ["gone", "damaged"])
@@ -137,7 +137,7 @@ async def test_a_group_of_which_a_part_is_gone_or_damaged_is_settled_as_lost(
     groups = [large("a"), large("b", 10 * MIB)]
     await push_by_worker(service, run.run_id, groups)
     run.pull(0, direct=True, reads_parts=True)
-    (last,) = stored.scan_iter("rb:p:*:3.2")
+    (last,) = stored.scan_iter("rb:p:*:11.10")
     if harm == "gone":
         stored.delete(last)
     else:
@@ -201,14 +201,14 @@ def test_what_is_wrong_with_parts_is_refused_with_its_field(rpc: Rpc) -> None:
             setattr(request, name, value)
         return request
 
-    whole = payload.key.removesuffix(":3")
+    whole = payload.key.removesuffix(":11")
     assert refused(first(payload_key=whole))[0] == "payload_key"
-    assert refused(first(payload_key=payload.key.replace(":3", ":2")))[0] == "payload_key"
+    assert refused(first(payload_key=payload.key.replace(":11", ":10")))[0] == "payload_key"
     assert refused(first(payload_key=payload.key.replace(run.run_id, "another")))[0] == "payload_key"
     vast = 41 * MIB
     vast_key = f"{whole.rpartition(':')[0]}:{vast}:{-(-vast // PART_BYTES)}"
     assert refused(first(payload_key=vast_key)) == ("payload", f"at most {40 * MIB} bytes (max_group_bytes)")
-    assert refused(first(part=b"short")) == ("part", f"{PART_BYTES} bytes, part 0 of 3")
+    assert refused(first(part=b"short")) == ("part", f"{PART_BYTES} bytes, part 0 of 11")
     assert refused(*requests[:2])[0] == "part"
     # The first two parts are there now.
     assert refused(*requests) == ("payload_key", "a new nonce: there is such a part")
@@ -217,7 +217,7 @@ def test_what_is_wrong_with_parts_is_refused_with_its_field(rpc: Rpc) -> None:
     assert isinstance(failure(lambda: write(rpc, [nobody])), UnknownRun)
 
 
-@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("parts", [1, 12])
 def test_a_push_says_as_many_parts_as_there_are(rpc: Rpc, parts: int) -> None:
     run, group = rpc.create(batch_groups=1), large("a")
     payload = new(run, group)
@@ -225,7 +225,7 @@ def test_a_push_says_as_many_parts_as_there_are(rpc: Rpc, parts: int) -> None:
     (ack,) = run.push([groups_pb2.Group(header=group.header, stored=payload.stored)])
     size = len(group_head(group.header.SerializeToString(), len(group.payload))) + len(group.payload)
     assert ack.error.attributes["field"] == "stored.parts"
-    assert ack.error.attributes["limit"] == f"3 for a group of {size} bytes, or 0"
+    assert ack.error.attributes["limit"] == f"11 for a group of {size} bytes, or 0"
 
 
 def test_what_breaks_off_or_lacks_a_part_is_missing_and_expires(rpc: Rpc, stored: Any) -> None:

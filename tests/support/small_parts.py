@@ -24,6 +24,7 @@ def parts_of_bytes(size: int) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keys, "PART_BYTES", size)
+        patch.setattr(keys, "WHOLE_BYTES", size if size != usual else keys.WHOLE_BYTES)
         patch.setattr(connection, "load_scripts", load)
         yield
 

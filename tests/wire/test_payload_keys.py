@@ -33,19 +33,19 @@ def test_what_is_asked_for_at_once_stays_below_its_limit() -> None:
 
 
 GOOD = keys.payload_key("r", bytes(16), 1, 12)
-IN_PARTS = keys.payload_key("r", bytes(16), 1, (16 << 20) + 1, 3)
+IN_PARTS = keys.payload_key("r", bytes(16), 1, (8 << 20) + 1, 5)
 
 
 def test_a_payload_over_8_mib_lies_in_parts_whose_keys_and_sizes_its_key_says() -> None:
-    assert [keys.part_count(size) for size in (1, 8 << 20, (8 << 20) + 1, 16 << 20, (16 << 20) + 1)] == [0, 0, 2, 2, 3]
-    sizes = [8 << 20, 8 << 20, 1]
+    assert [keys.part_count(size) for size in (1, 8 << 20, (8 << 20) + 1, 10 << 20, (10 << 20) + 1)] == [0, 0, 5, 5, 6]
+    sizes = [*4 * [2 << 20], 1]
     assert keys.part_keys(IN_PARTS) == [(f"{IN_PARTS}.{index}", size) for index, size in enumerate(sizes)]
     assert keys.part_keys(GOOD) == [(GOOD, 12)]
-    assert keys.all_part_keys([GOOD, IN_PARTS]) == [GOOD, *(f"{IN_PARTS}.{index}" for index in range(3))]
-    assert (keys.size_of(IN_PARTS), keys.parts_of(IN_PARTS), keys.parts_of(GOOD)) == ((16 << 20) + 1, 3, 0)
+    assert keys.all_part_keys([GOOD, IN_PARTS]) == [GOOD, *(f"{IN_PARTS}.{index}" for index in range(5))]
+    assert (keys.size_of(IN_PARTS), keys.parts_of(IN_PARTS), keys.parts_of(GOOD)) == ((8 << 20) + 1, 5, 0)
     assert keys.is_key_of("r", IN_PARTS)
     # A client that knows no parts writes as much under one key.
-    assert keys.is_key_of("r", IN_PARTS.removesuffix(":3"))
+    assert keys.is_key_of("r", IN_PARTS.removesuffix(":5"))
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_a_payload_over_8_mib_lies_in_parts_whose_keys_and_sizes_its_key_says() 
         GOOD.replace(":12", f":{1 << 31}"),
         GOOD.replace(":12", ":99999999999999"),
         GOOD + ":1",
-        IN_PARTS.replace(":3", ":2"),
-        IN_PARTS.replace(":3", ":03"),
-        IN_PARTS + ":3",
+        IN_PARTS.replace(":5", ":4"),
+        IN_PARTS.replace(":5", ":05"),
+        IN_PARTS + ":5",
         IN_PARTS + ".0",
         "rb:run:r",
         "",

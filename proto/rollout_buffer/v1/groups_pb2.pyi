@@ -406,8 +406,8 @@ class StoredPayload(google.protobuf.message.Message):
     checksum: builtins.int
     """XXH3-64 of the payload."""
     parts: builtins.int
-    """Number of parts of 8 MiB, the last one shorter, in which the serialized group lies; at least 2. 0: it lies under
-    one key.
+    """Number of parts of 2 MiB, the last one shorter, in which the serialized group lies, which then has more than
+    8 MiB. 0: it lies under one key.
     """
     def __init__(
         self,

@@ -25,7 +25,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class WritePayloadRequest(google.protobuf.message.Message):
-    """Message of WritePayload: one part. Parts come in order, each of 8 MiB but the last."""
+    """Message of WritePayload: one part. Parts come in order, each of 2 MiB but the last."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
