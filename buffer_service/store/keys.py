@@ -27,7 +27,7 @@ neither read nor write.
 """
 
 PLACE = "rb:payloads"
-"""Where the payloads of all runs lie, in words; absent: beside the index. It changes only while there is no run."""
+"""Place of the payloads of all runs, in words; absent: beside the index. It changes only while there is no run."""
 
 NOTIFY_PATTERN = "rb:{*}:notify"
 
@@ -38,8 +38,8 @@ def index_key(run_id: str, name: str) -> str:
 
 
 def audited_key(index_tenure: str, tenure: str) -> str:
-    """Key that is there for a day after a server of payloads was looked through, for these terms of the index's server
-    and of its own as primaries (payloads/audit.py).
+    """Key that is there for a day after a server of payloads was looked through (payloads/audit.py). A term of the
+    index's server, or of its own, as primary has another.
     """
     return f"rb:audited:{index_tenure}:{tenure}"
 

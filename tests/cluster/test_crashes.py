@@ -105,7 +105,9 @@ async def free(run: Run) -> None:
 
 async def hand_back(run: Run) -> None:
     await run.submit("task")
-    await run.give_back(await run.one_lease(), partial_rollout=real(run, "task").body, head=ops.WeightVersion(1, 0))
+    await run.give_back(
+        await run.one_lease(), partial_rollout=bytes(real(run, "task").body), head=ops.WeightVersion(1, 0)
+    )
 
 
 async def delete(run: Run) -> None:
@@ -166,13 +168,15 @@ async def test_a_death_at_any_step_leaves_nothing_for_good(
 
 
 async def test_the_audit_finds_what_nothing_names(store: RedisRunStore, shards: StoreCluster) -> None:
-    """What a promoted replica brings back, and what an index forgets with its last writes."""
+    """Payloads that a promoted replica brings back, and that an index forgets with its last writes."""
     run = Run(store)
     await run.create(batch_groups=4)
     await run.push(real(run, "a"), await written(run, "b"))
     unpushed = await written(run, "c")
     await run.submit("task")
-    await run.give_back(await run.one_lease(), partial_rollout=real(run, "task").body, head=ops.WeightVersion(1, 0))
+    await run.give_back(
+        await run.one_lease(), partial_rollout=bytes(real(run, "task").body), head=ops.WeightVersion(1, 0)
+    )
     living = await run.payload_keys()
     assert len(living) == 3
     await store.sweep()

@@ -54,7 +54,7 @@ async def test_with_replicas_waited_for_nothing_acknowledged_is_lost(index: Stor
         run = Run(await emptied(index, cluster))
         # The index has no replicas: only payload servers are waited for.
         await run.create(batch_groups=8, max_queued_groups=2_000)
-        traffic = Traffic(run, cluster)
+        traffic, ledger = Traffic(run, cluster), dict[str, int]()
         waited_for(run, 1)
         for kill in range(KILLS):
             shard = kill % 3
@@ -83,7 +83,7 @@ def waited_for(run: Run, replicas: int) -> None:
     async def wanted(_run_id: str) -> Wanted:
         return Wanted(replicas, 2_000)
 
-    run.store._connection.wanted = wanted  # type: ignore[method-assign]
+    run.store._connection.wanted = wanted  # type: ignore[method-assign,assignment]
 
 
 async def test_slots_move_under_load_and_no_caller_sees_it(index: StoreServer) -> None:

@@ -64,22 +64,25 @@ class Traffic:
     async def _push(self, number: int, first: int, last: int, stop: asyncio.Event) -> None:
         done_at = time.monotonic()
         while not stop.is_set():
-            group = self._group(first, last)
-            while True:
-                try:
-                    (outcome,) = await self.run.push(group)
-                    break
-                except (StoreUnavailable, NotReplicated) as error:
-                    # As a worker does: the same group again, under another key.
-                    self.retried[number].add(error.reason)
-                    await asyncio.sleep(0.05)
-                    group = ops.NewGroup(group.facts, BODY, 0, self._nonce(first, last))
+            outcome = await self._pushed(number, self._group(first, last), first, last)
             now = time.monotonic()
             self.longest_s[number], done_at = max(self.longest_s[number], now - done_at), now
             assert outcome.kind in {ops.PushKind.QUEUED, ops.PushKind.DUPLICATE}
             self.acknowledged += 1
             self._acknowledgement.set()
             await asyncio.sleep(0.005)
+
+    async def _pushed(self, number: int, group: ops.NewGroup, first: int, last: int) -> ops.Pushed:
+        while True:
+            try:
+                (outcome,) = await self.run.push(group)
+            except (StoreUnavailable, NotReplicated) as error:
+                # As a worker does: the same group again, under another key.
+                self.retried[number].add(error.reason)
+                await asyncio.sleep(0.05)
+                group = ops.NewGroup(group.facts, BODY, 0, self._nonce(first, last))
+            else:
+                return outcome
 
     def _group(self, first: int, last: int) -> ops.NewGroup:
         group = self.run.group(f"t{next(self._ids)}", BODY)

@@ -260,4 +260,5 @@ def _of_any_place(reply: Any) -> Any:
             return replace(reply, payload_shards=0)
         case (ops.RunView() as view, created):
             return _of_any_place(view), created
-    return reply
+        case _:
+            return reply
