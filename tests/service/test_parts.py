@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import redis
@@ -238,3 +240,34 @@ def test_what_breaks_off_or_lacks_a_part_is_missing_and_expires(rpc: Rpc, stored
     assert ack.outcome == groups_pb2.PUSH_OUTCOME_PAYLOAD_MISSING
     assert all(0 < stored.pttl(key) <= 600_000 for key in keys)
     assert run.get().groups.accepted.groups == 0
+
+
+def test_a_service_that_is_killed_between_two_parts_leaves_parts_that_expire(tmp_path: Path) -> None:
+    with running_service(tmp_path, direct_payloads=False, **SETTINGS) as service:
+        rpc = connect(service.address)
+        run, group = rpc.create(batch_groups=1), large("a")
+        payload = new(run, group)
+        at = service.data_dir / "store" / "store.sock"
+
+        def until_killed() -> Iterator[payloads_pb2.WritePayloadRequest]:
+            yield from parts_of(payload, run)[:2]
+            with redis.Redis(unix_socket_path=str(at)) as store:
+                while store.exists(*(part.key for part in part_keys(payload.key)[:2])) < 2:
+                    pass
+            service.kill()
+
+        with pytest.raises(grpc.RpcError):
+            rpc.payloads.WritePayload(until_killed(), timeout=TIMEOUT_S)
+        rpc.channel.close()
+        service.start()
+        with redis.Redis(unix_socket_path=str(at)) as store:
+            assert {0 < store.pttl(key) <= 600_000 for key in store.scan_iter("rb:p:*")} == {True}
+        rpc = connect(service.address)
+        again = RunRpc(rpc, run.run_id)
+        (ack,) = again.push([groups_pb2.Group(header=group.header, stored=payload.stored)])
+        assert ack.outcome == groups_pb2.PUSH_OUTCOME_PAYLOAD_MISSING
+        payload = new(again, group)
+        write(rpc, parts_of(payload, again))
+        (ack,) = again.push([groups_pb2.Group(header=group.header, stored=payload.stored)])
+        assert ack.outcome == groups_pb2.PUSH_OUTCOME_QUEUED
+        rpc.channel.close()
