@@ -340,12 +340,15 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-calls bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-peers bench-pull bench-reload bench-sites bench-stages bench-streaming bench-staleness bench-wait
+.PHONY: bench bench-calls bench-cluster bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-peers bench-pull bench-reload bench-sites bench-stages bench-streaming bench-staleness bench-wait
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
 bench-calls: install ## CPU of every call of a run, in the rpc process and in the store (about 2 minutes)
 	@$(BIN)/python -m bench.calls $(BENCH_ARGS)
+
+bench-cluster: install ## CPU of service and stores with payloads beside the index and on a cluster (about 2 minutes)
+	@$(BIN)/python -m bench.cluster $(BENCH_ARGS)
 
 bench-depth: install ## push and pull with a thousand and with a million groups queued, in every order
 	@$(BIN)/python -m bench.depth $(BENCH_ARGS)

@@ -22,7 +22,7 @@ async def test_a_primary_dies_and_the_run_goes_on(index: StoreServer) -> None:
     with store_cluster(replicas=1) as cluster:
         run = Run(await emptied(index, cluster))
         # So many that some lie in the queue when their shard dies.
-        await run.create(batch_groups=90, max_queued_groups=2_000)
+        await run.create(batch_groups=90, max_queued_groups=100_000)
         traffic = Traffic(run, cluster)
         async with traffic.flowing():
             await traffic.until_acknowledged(100)
@@ -53,7 +53,7 @@ async def test_with_replicas_waited_for_nothing_acknowledged_is_lost(index: Stor
     with store_cluster(replicas=2) as cluster:
         run = Run(await emptied(index, cluster))
         # The index has no replicas: only payload servers are waited for.
-        await run.create(batch_groups=8, max_queued_groups=2_000)
+        await run.create(batch_groups=8, max_queued_groups=100_000)
         traffic, ledger = Traffic(run, cluster), dict[str, int]()
         waited_for(run, 1)
         for kill in range(KILLS):
@@ -89,7 +89,7 @@ def waited_for(run: Run, replicas: int) -> None:
 async def test_slots_move_under_load_and_no_caller_sees_it(index: StoreServer) -> None:
     with store_cluster(replicas=1) as cluster:
         run = Run(await emptied(index, cluster))
-        await run.create(batch_groups=8, max_queued_groups=2_000)
+        await run.create(batch_groups=8, max_queued_groups=100_000)
         traffic = Traffic(run, cluster)
         first, last, _ = cluster.slots()[0]
         async with traffic.flowing():
