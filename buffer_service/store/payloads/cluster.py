@@ -25,7 +25,6 @@ from buffer_service.store.transport.meter import CallMeter, measured
 from buffer_service.store.transport.replication import Wanted
 from buffer_wire.errors import StoreFault
 from buffer_wire.payloads.keys import PORTION_BYTES, Part, part_keys, size_of, within
-from buffer_wire.resp.blocking import memory_of
 
 _THERE = ord("1")
 
@@ -204,7 +203,7 @@ def _joined(key: str, parts: Sequence[tuple[Part, Errand]]) -> Buffer | None:
     if len(parts) == 1:
         body: Buffer | None = parts[0][1].replies[0]
         return body
-    whole, at = memory_of(size_of(key)), 0
+    whole, at = memoryview(bytearray(size_of(key))), 0
     for part, errand in parts:
         body = errand.replies[0]
         if body is None or len(body) != part.size:

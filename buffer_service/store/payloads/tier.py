@@ -13,7 +13,6 @@ from buffer_service.domain.ops import Buffer
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_wire.errors import RolloutBufferError
 from buffer_wire.payloads.keys import all_part_keys, part_keys, parts_of, portions, size_of, within
-from buffer_wire.resp.blocking import memory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class WithIndex:
 
     async def _joined(self, payload_key: str) -> Buffer | None:
         """A payload in parts as one; None where a part is gone, or has another size."""
-        whole, filled = memory_of(size_of(payload_key)), 0
+        whole, filled = memoryview(bytearray(size_of(payload_key))), 0
         for part in part_keys(payload_key):
             body = await self.read_part(part.key)
             if body is None or len(body) != part.size:
