@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from buffer_cli.size import costs
-from buffer_cli.size.sizing import BUSY, USABLE, Fleet, Machines, size
+from buffer_cli.size.sizing import BUSY, HEARTBEAT_S, MAX_CONNECTIONS, PENDING_TASKS, USABLE, Fleet, Machines, size
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.settings import Settings
 from buffer_wire.errors import InvalidField
 from tests.support.commands import command
 
@@ -56,6 +58,13 @@ def test_connections_of_a_worker_are_those_that_were_counted() -> None:
     connections = measured("rebalance.json > connections")
     workers = measured("rebalance.json > workers")
     assert costs.CONNECTIONS.value == pytest.approx(sum(connections.values()) / workers, rel=NEAR)
+
+
+def test_bounds_are_the_defaults_of_service_and_policy() -> None:
+    defaults = {name: field.default for name, field in Settings.model_fields.items()}
+    assert (defaults["direct_from_bytes"], defaults["max_connections"]) == (costs.DIRECT_FROM_BYTES, 4 * MAX_CONNECTIONS)
+    assert RunPolicy(batch_groups=1).max_pending_tasks == PENDING_TASKS
+    assert RunPolicy(batch_groups=1).lease_ttl_ms == 3_000 * HEARTBEAT_S
 
 
 # ── sizes ────────────────────────────────────────────────────────────────────
