@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     """Push and pull streams of one token that one process serves at once; 0: no bound of its own.
 
     The bound makes workers leave room for their trainer."""
-    max_token_rpcs: int = Field(default=16_384, ge=0, le=1_000_000)
+    max_token_rpcs: int = Field(default=32_768, ge=0, le=1_000_000)
     """RPCs of one token that one process has in progress, waits and watches included; 0: no bound."""
     max_token_rpcs_per_s: int = Field(default=2_000, ge=0, le=1_000_000)
     """RPCs of one token that one process begins in a second, after as many as in two at once; 0: no bound."""
