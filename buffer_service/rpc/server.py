@@ -165,9 +165,9 @@ def _payload_handlers(payloads: PayloadServicer) -> "grpc.GenericRpcHandler[Any,
         {
             "GetWriteAccess": _unary(payloads.GetWriteAccess, request, access),
             "GetReadAccess": _unary(payloads.GetReadAccess, request, access),
-            "WritePayload": grpc.stream_unary_rpc_method_handler(payloads.WritePayload),  # type: ignore[arg-type]
+            "WritePayload": grpc.stream_unary_rpc_method_handler(payloads.WritePayload),
             "ReadPayload": grpc.unary_stream_rpc_method_handler(
-                payloads.ReadPayload,  # type: ignore[arg-type]
+                payloads.ReadPayload,
                 payloads_pb2.ReadPayloadRequest.FromString,
             ),
         },

@@ -6,7 +6,7 @@ from struct import unpack
 import pytest
 
 from buffer_service.domain import ops
-from buffer_service.rpc.convert.groups import new_group, to_ack
+from buffer_service.rpc.convert.groups import Limits, new_group, to_ack
 from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_service.rules.totals import MOST_BEHIND
 from rollout_buffer.v1 import common_pb2
@@ -15,7 +15,7 @@ from tests.support.rpc import make_group
 
 
 def facts(group: pb.Group) -> ops.GroupFacts:
-    return new_group(memoryview(group.SerializeToString()), 1 << 30).facts
+    return new_group(memoryview(group.SerializeToString()), Limits(1 << 30, 1 << 30)).facts
 
 
 def rewarded(*rewards: float) -> pb.Group:

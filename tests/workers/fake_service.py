@@ -393,6 +393,16 @@ class _Payloads(payloads_pb2_grpc.PayloadServiceServicer):
     ) -> payloads_pb2.PayloadAccess:
         raise NotImplementedError("the trainer's")
 
+    async def WritePayload(
+        self, requests: AsyncIterator[payloads_pb2.WritePayloadRequest], context: Context
+    ) -> payloads_pb2.WritePayloadResponse:
+        raise NotImplementedError("for who cannot reach the store")
+
+    def ReadPayload(
+        self, request: payloads_pb2.ReadPayloadRequest, context: Context
+    ) -> AsyncIterator[payloads_pb2.ReadPayloadResponse]:
+        raise NotImplementedError("the trainer's")
+
 
 class _Weights(weights_pb2_grpc.WeightServiceServicer):
     def __init__(self, fake: FakeService) -> None:
