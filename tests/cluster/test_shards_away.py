@@ -49,6 +49,30 @@ async def test_a_primary_dies_and_the_run_goes_on(index: StoreServer) -> None:
         await run.store.close()
 
 
+async def test_a_primary_that_answers_nothing_any_more_is_left_for_its_replica(index: StoreServer) -> None:
+    """Its connections live, as when its host is gone: only the other nodes can tell."""
+    with store_cluster(replicas=1) as cluster:
+        run = Run(await emptied(index, cluster))
+        await run.create(batch_groups=8, max_queued_groups=100_000)
+        traffic = Traffic(run, cluster)
+        async with traffic.flowing():
+            await traffic.until_acknowledged(100)
+            traffic.longest_s.clear()
+            frozen = cluster.primary(1)
+            cluster.freeze(frozen)
+            await asyncio.to_thread(cluster.until_promoted, 1)
+            await traffic.until_acknowledged(600)
+            # What it still takes for true when it goes on is nobody's business.
+            cluster.thaw(frozen)
+            await traffic.until_acknowledged(100)
+        ledger = await traffic.balance()
+        print(f"longest pauses {dict(traffic.longest_s)}, errors {dict(traffic.retried)}, {ledger}")
+        assert 1 < traffic.longest_s[1] < 8
+        assert max(traffic.longest_s[0], traffic.longest_s[2]) < 0.5
+        assert traffic.paused == {""}
+        await run.store.close()
+
+
 async def test_with_replicas_waited_for_nothing_acknowledged_is_lost(index: StoreServer) -> None:
     with store_cluster(replicas=2) as cluster:
         run = Run(await emptied(index, cluster))

@@ -107,11 +107,13 @@ class Shards:
             await asyncio.sleep(WATCH_S)
             with contextlib.suppress(StoreFault):
                 await self.topology.refresh()
-            with contextlib.suppress(StoreFault):
+            try:
                 away = {failure.message for failure in await self._look()}
-                for why in away - said:
-                    log.warning("a shard of the payload store is away", why=why)
-                said = away
+            except StoreFault as error:
+                away = {error.message}
+            for why in away - said:
+                log.warning("a shard of the payload store cannot be used", why=why)
+            said = away
 
     async def run(
         self, traffic: Traffic, errands: Sequence[Errand], wanted: Wanted = NOTHING, *, patience_s: float = PATIENCE_S
