@@ -1,4 +1,4 @@
--- Fresh starts: an engine that is about to load the published weights gets no new task until it has them, so no group
+-- Fresh starts: an engine that is about to load the published weights gets no new task until it has them. So no group
 -- begins a version older than it has to. How long a load takes, from the publish on, an engine's own loads tell: hash
 -- `load_lags`, by engine, ms. Who has not loaded yet waits for nothing.
 
