@@ -115,9 +115,9 @@ class SampleProgress:
                 spans.append(Span(version, base + span.start, base + span.end))
         self.spans = spans
         self.columns = {name: rows + new.columns[name] for name, rows in self.columns.items()}
-        self.output_ids = np.concatenate([self.output_ids, new.output_ids])
-        self.logprobs = np.concatenate([self.logprobs, new.logprobs])
-        self.mask = np.concatenate([self.mask, np.ones(len(new.output_ids), np.uint8)])
+        self.output_ids = _behind(self.output_ids, new.output_ids)
+        self.logprobs = _behind(self.logprobs, new.logprobs)
+        self.mask = _behind(self.mask, np.ones(len(new.output_ids), np.uint8))
         self.finish = None if new.finish_reason == "abort" else new.finish_reason
 
     def interject(self, ids: TokenIds) -> None:
@@ -349,6 +349,11 @@ def _sample_of(wire: groups_pb2.Sample, columns: Mapping[str, layout.Array], at:
         ],
         finish=_FINISH.get(wire.finish_reason),
     )
+
+
+def _behind(first: npt.NDArray[N], second: npt.NDArray[N]) -> npt.NDArray[N]:
+    """Both, one behind the other. What most responses begin with is nothing, and then nothing is copied."""
+    return np.concatenate([first, second]) if len(first) else second
 
 
 def _interleaved(prompts: Sequence[npt.NDArray[N]], responses: Sequence[npt.NDArray[N]]) -> list[npt.NDArray[N]]:
