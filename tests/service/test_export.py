@@ -142,10 +142,12 @@ async def test_groups_come_along_where_they_are_asked_for_and_still_there() -> N
     body = group.SerializeToString()
     key, damaged = key_of(body), key_of(body)
     records = [accepted(1, key, len(body)), accepted(2, "k2", 10), accepted(3), accepted(4, damaged, len(body))]
+    records.append(accepted(5, "larger than a message", (64 << 20) + 1))
     shelf = Shelf(records, {key: body, damaged: b"\xff" * len(body)})
-    (message,) = await messages(shelf, include_groups=True)
+    message, large = await messages(shelf, include_groups=True)
     assert message.records[0].accepted.group == group
-    assert not any(one.accepted.HasField("group") for one in message.records[1:])
+    assert not any(one.accepted.HasField("group") for one in [*message.records[1:], *large.records])
+    assert shelf.reads == [[key, "k2", damaged]]
     (bare,) = await messages(shelf)
     assert not bare.records[0].accepted.HasField("group")
 

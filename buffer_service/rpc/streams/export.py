@@ -12,6 +12,7 @@ from buffer_service.domain.ports import RunStore
 from buffer_service.rpc.convert.records import Event, event
 from buffer_service.rpc.stored_groups import undamaged
 from buffer_wire.errors import InvalidField
+from buffer_wire.limits import MAX_MESSAGE_BYTES
 from rollout_buffer.v1 import groups_pb2
 from rollout_buffer.v1 import runs_pb2 as pb
 
@@ -58,7 +59,7 @@ def _parts(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
 
 
 async def _add_groups(store: RunStore, run_id: str, events: Sequence[Event]) -> None:
-    stored = [item for item in events if item.payload_key]
+    stored = [item for item in events if item.payload_key and item.body_bytes <= MAX_MESSAGE_BYTES]
     if not stored:
         return
     bodies = await store.fetch(run_id, [item.payload_key for item in stored])

@@ -2054,7 +2054,7 @@ class GroupAccepted(google.protobuf.message.Message):
 
     @property
     def group(self) -> rollout_buffer.v1.groups_pb2.Group:
-        """Group as it was pushed; with include_groups, and if it is still stored."""
+        """Group as it was pushed; with include_groups, if it is still stored and a message of 64 MiB carries it."""
 
     def __init__(
         self,
