@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from buffer_service.store.address import Address
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
@@ -97,7 +97,7 @@ class Topology:
     async def _ask(self) -> None:
         try:
             await self._nodes.initialize()
-        except (RedisError, OSError, IndexError) as error:
+        except (RedisError, RedisClusterException, OSError, IndexError) as error:
             why = str(error)
             if "Cluster mode is not enabled" in why:
                 raise StoreUnsuitable(self._address.shown, "its servers do not run in cluster mode") from error
