@@ -6,7 +6,7 @@ local Parts = {}
 -- Size of a payload, and the number of its parts: 0 where it lies under its key alone. Of what is no key the size is
 -- nil.
 function Parts.of(payload)
-  local size, count = string.match(payload, '^rb:p:[^:]+:%x+:%x+:(%d+):?(%d*)$')
+  local size, count = string.match(payload, '^%l+:p:[^:]+:%x+:%x+:(%d+):?(%d*)$')
   return tonumber(size), tonumber(count) or 0
 end
 
