@@ -71,9 +71,15 @@ GROUP_BYTES = Measured(773, "calls.json > bytes > group")
 
 CONNECTIONS = Measured(2.2, "rebalance.json > connections, over workers")
 """Connections that a worker has, with those that are old and those that are new at the age of connections."""
+TOLD_US = Measured(29, "fleet.json > cases > fleet of 10,000, one replica > told_us_cpu_each")
+"""µs of CPU of the rpc process for each watch that is told of published weights."""
+WORKER_KB = Measured(107, "fleet.json > cases > workers > rss_kb_each")
+"""Memory of the rpc process for each worker, in KB: its connections, watch and push stream."""
 EACH = {
     "bytes of a pending task": TASK_BYTES,
     "bytes of a lease": LEASE_BYTES,
     "bytes of a group, beside its payload": GROUP_BYTES,
     "connections of a worker": CONNECTIONS,
+    "µs of the rpc process for each worker and publish": TOLD_US,
+    "KB of the rpc process for each worker": WORKER_KB,
 }

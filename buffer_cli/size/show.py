@@ -9,7 +9,7 @@ from rich.table import Table
 from buffer_cli.output import print_json
 from buffer_cli.size import costs
 from buffer_cli.size.commands import FleetOptions, MachineOptions
-from buffer_cli.size.sizing import REPLICA_BYTES, RPC_PROCESSES, Fleet, Machines, Sizing, size
+from buffer_cli.size.sizing import RPC_PROCESSES, Fleet, Machines, Sizing, size
 
 
 def run(fleet: FleetOptions, machines: MachineOptions, *, as_json: bool) -> None:
@@ -47,10 +47,8 @@ def _rows(sized: Sizing) -> list[tuple[str, str]]:
         ("loads of payloads", f"{loads}; 1 is what one primary is planned with"),
         ("payload shards", f"{sized.shards} primaries" if sized.shards else "none: the one store has them too"),
         ("service", f"{sized.service_cores:.1f} cores, {sized.connections:,} connections"),
-        (
-            "rpc processes",
-            f"{sized.rpc_processes}, in {sized.replicas} replicas of {RPC_PROCESSES} with {_bytes(REPLICA_BYTES)}",
-        ),
+        ("rpc processes", f"{sized.rpc_processes}, {RPC_PROCESSES} a replica"),
+        ("replicas", f"{sized.replicas} with {_bytes(sized.replica_bytes)} each"),
         ("gives out first", sized.limit),
     ]
 
@@ -81,6 +79,7 @@ def _values(sized: Sizing) -> dict[str, Any]:
         "connections": sized.connections,
         "rpc_processes": sized.rpc_processes,
         "replicas": sized.replicas,
+        "replica_bytes": sized.replica_bytes,
         "fits": sized.fits,
         "limit": sized.limit,
         "largest_gpus": sized.largest_gpus,

@@ -18,8 +18,8 @@ RPC_PROCESSES = 4
 LEAST_REPLICAS = 2
 LEAST_SHARDS = 3
 """Primaries of a cluster of which one may be lost: the others are a majority."""
-REPLICA_BYTES = RPC_PROCESSES * (612 << 20)
-"""Memory of a replica, of whose rpc processes each may take 100 MiB, 1.5 times blocked_bytes, and recent_bytes."""
+RPC_PROCESS_BYTES = 612 << 20
+"""Memory that an rpc process may take before any worker comes: 100 MiB, 1.5 times blocked_bytes, and recent_bytes."""
 HEARTBEAT_S = 20.0
 """Period of heartbeats, with which reports come: a third of lease_ttl_ms."""
 _MAY_BE_0, _ABOVE_0 = ("queue_factor", "retained_steps"), 1e-9
@@ -62,6 +62,16 @@ class Fleet:
     def engines(self) -> int:
         """Engines, whole ones."""
         return math.ceil(self.gpus / self.gpus_per_engine)
+
+    @property
+    def workers(self) -> int:
+        """Workers, whole ones."""
+        return math.ceil(self.engines / self.engines_per_worker)
+
+    @property
+    def publishes_per_s(self) -> float:
+        """Versions that are published a second: one a step, at most one, since no trainer of such a fleet has more."""
+        return min(1.0, self.groups_per_s / self.groups_per_batch)
 
     @property
     def group_bytes(self) -> float:
@@ -129,6 +139,8 @@ class Sizing:
     rpc_processes: int
     replicas: int
     """Replicas of the service."""
+    replica_bytes: float
+    """Memory of each."""
 
     @property
     def index_load(self) -> Load:
@@ -175,8 +187,10 @@ def size(fleet: Fleet, machines: Machines) -> Sizing:
     payloads = _loads(gb_per_s * way.store_s, held_bytes, gb_per_s, machines)
     together = _largest(Load(one.name, one.needed + other.needed) for one, other in zip(index, payloads, strict=True))
     service_cores = rpc_cores + gb_per_s * way.service_s
-    connections = round(fleet.engines / fleet.engines_per_worker * costs.CONNECTIONS.value)
+    service_cores += fleet.publishes_per_s * fleet.workers * costs.TOLD_US.value / 1e6
+    connections = round(fleet.workers * costs.CONNECTIONS.value)
     rpc_processes = math.ceil(max(service_cores, connections / MAX_CONNECTIONS) / BUSY)
+    replicas = max(LEAST_REPLICAS, math.ceil(rpc_processes / RPC_PROCESSES))
     return Sizing(
         fleet=fleet,
         direct=direct,
@@ -189,7 +203,8 @@ def size(fleet: Fleet, machines: Machines) -> Sizing:
         service_cores=service_cores,
         connections=connections,
         rpc_processes=rpc_processes,
-        replicas=max(LEAST_REPLICAS, math.ceil(rpc_processes / RPC_PROCESSES)),
+        replicas=replicas,
+        replica_bytes=RPC_PROCESSES * RPC_PROCESS_BYTES + fleet.workers * costs.WORKER_KB.value * 1e3 / replicas,
     )
 
 

@@ -49,8 +49,10 @@ def test_a_byte_costs_what_a_larger_group_costs_more(name: str) -> None:
         assert cost == pytest.approx(more_s / more_gb, rel=NEAR), side
 
 
-@pytest.mark.parametrize("one", [costs.TASK_BYTES, costs.LEASE_BYTES, costs.GROUP_BYTES])
-def test_bytes_of_the_index_are_those_that_were_measured(one: costs.Measured) -> None:
+@pytest.mark.parametrize(
+    "one", [costs.TASK_BYTES, costs.LEASE_BYTES, costs.GROUP_BYTES, costs.TOLD_US, costs.WORKER_KB]
+)
+def test_what_each_takes_is_what_was_measured(one: costs.Measured) -> None:
     assert one.value == pytest.approx(measured(one.source), rel=NEAR)
 
 
@@ -132,7 +134,12 @@ def test_the_command_says_it_for_people_and_for_programs() -> None:
     told = json.loads(command(*asked, "--retained-steps", "4", "--json").stdout)
     sized = size(HEAVY, Machines())
     assert (told["shards"], told["replicas"], told["limit"]) == (sized.shards, sized.replicas, sized.limit)
-    assert {source.partition(" ")[0] for source in told["sources"]} == {"calls.json", "peers.json", "rebalance.json"}
+    assert {source.partition(" ")[0] for source in told["sources"]} == {
+        "calls.json",
+        "fleet.json",
+        "peers.json",
+        "rebalance.json",
+    }
     refused = command("size", "--gpus", "0", "--tokens-per-s", "2000")
     assert "gpus" in refused.stderr
     assert refused.returncode != 0
