@@ -35,8 +35,10 @@ def unneeded(command: Command[Any], reply: Buffer) -> list[str]:
     ]
 
 
-def audit(run_id: str, payloads: Sequence[tuple[str, str]]) -> Command[int]:
-    """Put payloads on trash that nothing names, given with the tasks that they are of; returns how many."""
+def audit(run_id: str, payloads: Sequence[tuple[str, str, int]]) -> Command[int]:
+    """Put payloads on trash that nothing names; returns how many. Each is given with the task that it is of, and 1 where
+    its first part is gone.
+    """
     return Command(run_id, "audit", pack(payloads), _found, acknowledges=False)
 
 

@@ -12,7 +12,7 @@ from buffer_service.domain.policy import OverflowAction
 from buffer_service.store.keys import audited_key, index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import StoreRolledBack, StoreUnavailable
-from buffer_wire.payloads.keys import group_checksum, new_nonce, payload_checksum, payload_key
+from buffer_wire.payloads.keys import PART_BYTES, group_checksum, new_nonce, payload_checksum, payload_key
 from rollout_buffer.v1 import groups_pb2
 from tests.store.driver import Run, beside, emptied
 from tests.support.store_cluster import StoreCluster
@@ -187,6 +187,9 @@ async def test_the_audit_finds_what_nothing_names(store: RedisRunStore, shards: 
             key = payload_key(run_id, new_nonce(), group.checksum, len(group.body))
             await run.command("SET", key, group.body)
             orphans.add(key)
+    cut = payload_key(run.run_id, new_nonce(), 0, 3 * PART_BYTES, 3)
+    await run.command("SET", f"{cut}.2", b"a part without the first")
+    orphans.add(cut)
     assert {shards.shard_of(key) for key in orphans} == {0, 1, 2}
     # No turn of any server has come again.
     assert await store.sweep() == 0

@@ -3,10 +3,9 @@
 A promoted replica may bring deleted payloads back, and an index that lost its last writes has forgotten some. Each
 server is looked through in each term of its own, and of the index's server, as primary. And it is once a day, by one of
 all processes. A payload that does not expire was staged before that. So it is staged, on trash or named by its task, or
-else nobody's. One whose bytes name no task is left alone.
+else nobody's, as parts without the first are. One whose bytes name no task is left alone.
 """
 
-import asyncio
 import contextlib
 import re
 import time
@@ -22,14 +21,17 @@ from buffer_service.domain import ops
 from buffer_service.store.calls import Calls
 from buffer_service.store.keys import audited_key, index_key
 from buffer_service.store.payloads.node import Node, Traffic
-from buffer_service.store.payloads.shards import Shards
+from buffer_service.store.payloads.shards import Errand, Shards, failure_of
 from buffer_service.store.payloads.tier import PayloadTier
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_wire.codec import MalformedMessage, fields, read_varint
 from buffer_wire.errors import UnknownRun
+from buffer_wire.payloads.keys import part_keys, parts_of
 
 LOOKED_AT_ONCE = 1_000
 """Keys that a server is asked for at once: it is held up for about a millisecond."""
+JUDGED_AT_ONCE = 128
+"""Payloads that one script judges."""
 HEAD_BYTES = 1 << 10
 """Bytes of a payload that are read for the task that its header names first."""
 EVERY_S = 86_400
@@ -101,9 +103,22 @@ class Audit:
         return found
 
     async def _judge_run(self, run_id: str, payloads: Sequence[str]) -> int:
-        heads = await asyncio.gather(*(self._tier.part(key, 0, HEAD_BYTES) for key in payloads))
+        firsts = [part_keys(key)[0].key for key in payloads]
+        heads = [Errand(key, [("GETRANGE", key, 0, HEAD_BYTES - 1)]) for key in firsts]
+        await self._shards.run(Traffic.DELETIONS, heads)
+        if failure := failure_of(heads):
+            raise failure
+        named = [
+            (key, _task_of(head.replies[0]), int(parts_of(key) > 0 and not head.replies[0]))
+            for key, head in zip(payloads, heads, strict=True)
+        ]
         try:
-            return await self._calls.call(audit(run_id, list(zip(payloads, map(_task_of, heads), strict=True))))
+            return sum(
+                [
+                    await self._calls.call(audit(run_id, named[first : first + JUDGED_AT_ONCE]))
+                    for first in range(0, len(named), JUDGED_AT_ONCE)
+                ]
+            )
         except UnknownRun:
             if await self._index.command("EXISTS", index_key(run_id, "deleting")):
                 # Its deletion finds its payloads, and this is called again.
