@@ -187,7 +187,7 @@ class AsyncWay:
             return
         former = self._way if self._way is not None and self._way.access.logs_in_as(access) else None
         kept = [node for node in former.nodes if node.is_of_use] if former is not None else []
-        reached = await asyncio.gather(*(_reached(access, shard, kept) for shard in range(len(access.shards))))
+        reached = await _reached_all(access, kept)
         nodes = [node for node in reached if isinstance(node, Node)]
         if faults := [fault for fault in reached if isinstance(fault, str)]:
             for node in nodes:
@@ -203,6 +203,18 @@ class AsyncWay:
         for node in former.nodes if former is not None else ():
             if way is None or node not in way.nodes:
                 node.leave()
+
+
+async def _reached_all(access: StoreAccess, kept: Sequence[Node]) -> list[Node | str]:
+    """A connection to each shard, or why there is none; when it is cancelled, no new one is left."""
+    tries = [asyncio.create_task(_reached(access, shard, kept)) for shard in range(len(access.shards))]
+    try:
+        return await asyncio.gather(*tries)
+    except asyncio.CancelledError:
+        for reached in await asyncio.gather(*tries, return_exceptions=True):
+            if isinstance(reached, Node) and reached not in kept:
+                reached.connection.abort("it is not needed any more")
+        raise
 
 
 async def _reached(access: StoreAccess, shard: int, kept: Sequence[Node]) -> Node | str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -13,7 +13,7 @@ from buffer_wire.payloads.keys import all_part_keys, group_checksum, payload_key
 from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadReader, PayloadsUnreadable
 from buffer_wire.payloads.writer import PayloadWriter
 from tests.support.cluster_access import RUN, Access, let_in
-from tests.support.store_cluster import StoreCluster, store_cluster
+from tests.support.store_cluster import Node, StoreCluster, store_cluster
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -60,6 +60,13 @@ async def read(readers: tuple[PayloadReader, AsyncPayloadReader], keys: Sequence
     bodies = await asyncio.to_thread(blocking.read, keys)
     assert bodies == await other.read(keys)
     return [bytes(body)[len(group_head(HEADER, len(body) - 20)) :] for body in bodies]
+
+
+async def until(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not met():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 async def until_direct(writer: Writer) -> None:
@@ -183,12 +190,12 @@ async def test_a_host_that_is_gone_holds_up_its_own_shard_alone_until_its_replic
 async def test_connections_that_are_as_good_as_new_ones_are_kept(cluster: StoreCluster) -> None:
     access = Access(cluster, "w", valid_ms=1_000)
     asyncio_way = way.AsyncWay("a client", access)
-    former = await asyncio_way.opened()
+    former = renewed = await asyncio_way.opened()
     assert former is not None
     while len(access.troubles) < 3:
         renewed = await asyncio_way.opened()
-        assert renewed is not None
         await asyncio.sleep(0.01)
+    assert renewed is not None
     assert list(renewed.nodes) == list(former.nodes)
     left = renewed.nodes[0]
     left.connection.abort("by the test")
@@ -197,6 +204,23 @@ async def test_connections_that_are_as_good_as_new_ones_are_kept(cluster: StoreC
     assert left not in again.nodes
     assert set(again.nodes) >= set(former.nodes[1:])
     await asyncio_way.close()
+
+
+async def test_a_client_that_is_closed_while_it_connects_leaves_no_connection_behind(cluster: StoreCluster) -> None:
+    def connected(node: Node) -> bool:
+        return b"user=w" in node.do("CLIENT", "LIST")
+
+    silent = cluster.primary(2)
+    cluster.freeze(silent)
+    try:
+        client = way.AsyncWay("a client", Access(cluster, "w"))
+        opening = asyncio.create_task(client.opened())
+        await until(lambda: all(connected(cluster.primary(shard)) for shard in (0, 1)))
+        await client.close()
+        assert await opening is None
+    finally:
+        cluster.thaw(silent)
+    await until(lambda: not any(connected(node) for node in cluster.nodes))
 
 
 async def test_a_node_that_does_not_know_the_user_has_all_relayed_and_is_named(cluster: StoreCluster) -> None:
