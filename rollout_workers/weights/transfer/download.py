@@ -46,7 +46,9 @@ class Download:
         self._streams: dict[asyncio.Task[None], int] = {}
         """Streams that run, each with its piece."""
         self._single = False
-        """True once a source has shown that it gives no ranges."""
+        """True where one connection at a time has to do: a source gives no ranges, or sources are not to be mixed."""
+        self._unmixed = False
+        """True once parts of several sources made a wrong file: then a change of the source begins anew."""
         self._deadline_at = self._patience_s = self._came_at = 0.0
         self.pieces = Pieces(file.size_bytes)
         self.received: dict[str, int] = {}
@@ -80,9 +82,11 @@ class Download:
             if not others:
                 raise
             _log.warning("peers sent a wrong file", peers=sorted(others), error=str(error))
-            for url in others:
-                self._sources.ban(url)
             await asyncio.gather(*(self._doubt(url) for url in others if self._sources.is_mirror(url)))
+            if len(others) == 1:
+                self._sources.ban(others[0])
+            # Else nobody knows whose part was wrong: from now on the file is one source's alone, which shows it.
+            self._unmixed = self._single = True
             return False
         return True
 
@@ -154,9 +158,12 @@ class Download:
     # --- one request ------------------------------------------------------------------------------------------
 
     async def _attempt(self, url: str, me: asyncio.Task[None], group: asyncio.TaskGroup) -> None:
+        if self._unmixed and self.received.keys() - {url}:
+            self._start_over()
+            self._streams[me] = self.pieces.take() or 0
         rates, before = self._client.rates, self.received.get(url, 0)
         start, stop = self.pieces.span(self._streams[me])
-        alone = len(self._streams) == 1 and (rates.streams(url) == 1 or self._single)
+        alone = self._single or (len(self._streams) == 1 and rates.streams(url) == 1)
         to_end = alone or stop == self.pieces.size
         headers = {} if to_end and not start else {"Range": f"bytes={start}-{'' if to_end else stop - 1}"}
         failed, began = True, time.monotonic()
