@@ -8,6 +8,7 @@ and system time of the rpc process.
     pushes       1,000 push streams of one token, each with a group, all left open
     fleet        10,000 watches, 100 connections of 100, on one replica and on two
     workers      4,000 with two connections each, one for a watch and one for a push stream
+    idle engines 200 a second ask for tasks of evaluations, of which there are none, and wait for 10 s
     heartbeats   500 a second: leases of 8 tasks kept and an engine reported, by two calls and by one; and as many as go
 
 A publish names 8 files. `--only` runs the named cases alone, whose results replace the former ones.
@@ -276,6 +277,26 @@ def heartbeats() -> dict[str, dict[str, float]]:
         return measured
 
 
+def idle() -> dict[str, float]:
+    """Engines that ask for tasks of evaluations, wait for them for 10 s, and ask again."""
+    with scene() as s:
+        asks = [
+            tasks_pb2.LeaseTasksRequest(
+                run=RUN,
+                worker_id=f"worker-{i}",
+                instance_id="i",
+                request_id="1",
+                engine_id=f"worker-{i}",
+                loaded=common_pb2.WeightVersion(term=1),
+                max_tasks=_LEASES,
+                wait_ms=10_000,
+                sink=tasks_pb2.TASK_SINK_EVALUATIONS,
+            ).SerializeToString()
+            for i in range(2_000)
+        ]
+        return _called(s, "/rollout_buffer.v1.TaskService/LeaseTasks", asks, 200.0, 2 * _SECONDS)
+
+
 def _leases(s: Scene, worker: str) -> list[str]:
     sampling = tasks_pb2.SamplingParams(max_new_tokens=8)
     tasks = [tasks_pb2.Task(prompt_token_ids=[1], group_size=1, sampling=sampling) for _ in range(_LEASES)]
@@ -331,11 +352,13 @@ def _heartbeats(held: Sequence[Sequence[str]]) -> list[bytes]:
     ]
 
 
-def _called(s: Scene, method: str, messages: Sequence[bytes], per_s: float) -> dict[str, float]:
+def _called(
+    s: Scene, method: str, messages: Sequence[bytes], per_s: float, seconds: float = _SECONDS
+) -> dict[str, float]:
     """Cost of calls at this rate; 0: as many as go, 64 under way."""
     (replica,), loader = s.replicas, s.loaders[0]
     cpu, store, load_cpu = s.cpu(), cpu_s([replica.store_pid]), loader.call("cpu")
-    called: Called = loader.call("call", [replica.address] * 50, method, messages, per_s, _SECONDS)
+    called: Called = loader.call("call", [replica.address] * 50, method, messages, per_s, seconds)
     times = sorted(called.times_s)
     return {
         "calls": called.calls,
@@ -355,6 +378,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "fleet of 10,000, one replica": lambda: watches(100, 100),
     "fleet of 10,000, two replicas": lambda: watches(100, 100, replicas=2),
     "workers": lambda: workers(4_000),
+    "idle engines": idle,
     "heartbeats": heartbeats,
 }
 

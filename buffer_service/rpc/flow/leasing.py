@@ -13,8 +13,9 @@ from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_wire.revision import Revision
 
-_RECHECK_S = 10.0
-"""Longest time between tries to lease of evaluations. All engines of all runs wait here, nearly always for nothing."""
+_RECHECK_S = 20.0
+"""Longest time between tries to lease of evaluations, longer than workers wait at a time. All engines of all runs wait
+here, nearly always for nothing."""
 
 _BACK_OFF_RECHECK_S = 0.5
 
@@ -57,6 +58,9 @@ class Leasing:
             if recheck_s is None or loop.time() >= deadline:
                 return leased
             await self.lines.hint(run_id, Topic.EVALUATIONS, ticket, deadline, recheck_s)
+            if loop.time() >= deadline and self.lines.ticket(run_id, Topic.EVALUATIONS) == ticket:
+                # Nothing was heard since, so it is as it was; whoever asked asks again.
+                return leased
 
 
 def _ends_wait_for_queue(leased: ops.Leased, first: ops.LeaseWait | None) -> bool:
