@@ -36,7 +36,7 @@ def unneeded(command: Command[Any], reply: Buffer) -> list[str]:
 
 
 def audit(run_id: str, payloads: Sequence[tuple[str, str, int]]) -> Command[int]:
-    """Put payloads on trash that nothing names; returns how many. Each is given with the task that it is of, and 1 where
+    """Put payloads on trash that nothing names; returns how many. Each comes with the task that it is of, and 1 where
     its first part is gone.
     """
     return Command(run_id, "audit", pack(payloads), _found, acknowledges=False)

@@ -53,9 +53,9 @@ class Traffic(Enum):
 
 
 class Node:
-    """One primary."""
+    """One primary. `own_key` names a key in a slot that it serves."""
 
-    def __init__(self, address: Address, timeout_s: float) -> None:
+    def __init__(self, address: Address, timeout_s: float, own_key: Callable[[], str]) -> None:
         self.name = address.shown
         self.tenure = ""
         """Term of the server as primary, as of the newest answer; empty before."""
@@ -68,7 +68,7 @@ class Node:
         }
         self._control = Link(self._primary)
         self._exchange = exchange
-        self._waits = Waits(self.name, lambda: exchange.over(Link(self._primary)))
+        self._waits = Waits(self.name, lambda: exchange.over(Link(self._primary)), lambda: ("SET", own_key(), ""))
         self._appended = SharedCalls(self._ask_whether_appended)
         self._away: tuple[float, StoreUnavailable] | None = None
 

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,8 @@ class Shards:
     def _node(self, place: Place) -> Node:
         node = self._nodes.get(place)
         if node is None:
-            node = self._nodes[place] = Node(self.address.at(*place), self._timeout_s)
+            own_key = partial(self.topology.key_at, place)
+            node = self._nodes[place] = Node(self.address.at(*place), self._timeout_s, own_key)
         return node
 
     def _leave_former(self) -> None:

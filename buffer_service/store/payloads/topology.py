@@ -17,7 +17,7 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from buffer_service.store.address import Address
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
-from buffer_wire.resp.slots import SLOTS
+from buffer_wire.resp.slots import SLOTS, slot_of
 
 ANSWER_TIMEOUT_S = 0.5
 """Longest wait, in seconds, for one node's answer; then the next one is asked."""
@@ -60,6 +60,14 @@ class Topology:
             del self._said[slot]
         nodes = self._nodes.slots_cache.get(slot)
         return (nodes[0].host, nodes[0].port) if nodes else None
+
+    def key_at(self, place: Place) -> str:
+        """A key in a slot that a primary serves. Raises StoreUnavailable when it serves none."""
+        for number in range(SLOTS):
+            key = f"rb:replicated:{{{number}}}"
+            if self.primary_of(slot_of(key)) == place:
+                return key
+        raise StoreUnavailable(self._address.at(*place).shown, "it serves no slots any more")
 
     def primaries(self) -> set[Place]:
         """All primaries that serve a slot."""

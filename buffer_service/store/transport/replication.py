@@ -23,7 +23,8 @@ POLICY_AGE_S = 1.0
 """Longest time, in seconds, for which other processes of the service may not notice a changed wait_replicas."""
 
 CHANNEL = "rb:replicated"
-"""Channel to which nobody listens. WAIT waits for its connection's last write, and a message leaves no data."""
+"""Channel to which nobody listens. WAIT waits for its connection's last write, and a message leaves no data. In a
+cluster messages take another way than writes."""
 
 Send: TypeAlias = Callable[[Sequence[Parts], float], Awaitable[tuple[list[Any], str]]]
 """Sends commands with so many seconds more than usual; their replies, and the server that answered."""
@@ -40,19 +41,27 @@ class Wanted:
 NOTHING = Wanted(0, 0)
 
 
-class Waits:
-    """Waits for the replicas of one server. `connect` makes a way to it for each kind of wait."""
+def no_data() -> Parts:
+    """A write that leaves no data, on a server that is in no cluster."""
+    return "PUBLISH", CHANNEL, ""
 
-    def __init__(self, store: str, connect: Callable[[], Send]) -> None:
+
+class Waits:
+    """Waits for the replicas of one server. `connect` makes a way to it for each kind of wait, `write` a command that
+    its replicas get.
+    """
+
+    def __init__(self, store: str, connect: Callable[[], Send], write: Callable[[], Parts] = no_data) -> None:
         self._store = store
         self._connect = connect
+        self._write = write
         self._shared: dict[Wanted, SharedCalls[tuple[int | ReplyError, str]]] = {}
 
     async def wait(self, wanted: Wanted, server: str) -> None:
         """Wait until the replicas have all that `server` has written. Raises NotReplicated, StoreUnavailable."""
         shared = self._shared.get(wanted)
         if shared is None:
-            shared = self._shared[wanted] = SharedCalls(partial(_send, wanted, self._connect()))
+            shared = self._shared[wanted] = SharedCalls(partial(_send, wanted, self._connect(), self._write))
         reached, waited_at = await shared.answer()
         if isinstance(reached, ReplyError):
             raise StoreUnavailable(self._store, str(reached)) from reached
@@ -90,8 +99,9 @@ class Replication:
         self._policies.pop(run_id, None)
 
 
-async def _send(wanted: Wanted, send: Send) -> tuple[int | ReplyError, str]:
+async def _send(wanted: Wanted, send: Send, write: Callable[[], Parts]) -> tuple[int | ReplyError, str]:
     """Number of replicas that have what was written until now, and the server that was asked."""
-    commands: list[Parts] = [("PUBLISH", CHANNEL, ""), ("WAIT", wanted.replicas, wanted.timeout_ms)]
-    (_, reached), server = await send(commands, wanted.timeout_ms / 1000)
-    return reached, server
+    commands: list[Parts] = [write(), ("WAIT", wanted.replicas, wanted.timeout_ms)]
+    (written, reached), server = await send(commands, wanted.timeout_ms / 1000)
+    # Without a write of its own a connection waits for nothing.
+    return written if isinstance(written, ReplyError) else reached, server
