@@ -17,8 +17,9 @@ from buffer_wire.payloads.arrivals import Arrival, arrivals_of
 from buffer_wire.payloads.asks import Ask, Unreadable, ahead, asks_for, in_place_of_body
 from buffer_wire.payloads.keys import PORTION_BYTES as ASYNC_PORTION_BYTES
 from buffer_wire.payloads.keys import is_key_of
+from buffer_wire.payloads.nodes import CONNECT_TIMEOUT_S, OpenWay
 from buffer_wire.payloads.turns import Turns
-from buffer_wire.payloads.way import AsyncWay, OpenWay, WayLost
+from buffer_wire.payloads.way import AsyncWay, WayLost
 from buffer_wire.resp.blocking import BlockingConnection, memory_of
 from buffer_wire.resp.errors import ConnectionLost, OtherReply, ReplyError
 from rollout_buffer.v1 import payloads_pb2
@@ -32,8 +33,6 @@ READ_TIMEOUT_S = 15.0
 """Longest wait for the store's answer to one portion of a batch."""
 TRIES = 2
 """Times that a batch is read at most: a cluster may have other primaries by the second."""
-CONNECT_TIMEOUT_S = 2.0
-"""Longest wait for a connection to one address of the store, greeting and TLS included."""
 
 
 class PayloadsUnreadable(Exception):

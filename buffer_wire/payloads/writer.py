@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from buffer_wire.codec import Buffer
+from buffer_wire.payloads.nodes import OpenWay
 from buffer_wire.payloads.parts import NewPayload
-from buffer_wire.payloads.way import AsyncWay, OpenWay, WayLost
+from buffer_wire.payloads.way import AsyncWay, WayLost
 from buffer_wire.resp.encoding import flat
 from rollout_buffer.v1 import groups_pb2, payloads_pb2
 

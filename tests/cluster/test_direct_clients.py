@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from buffer_wire.codec import group_head
-from buffer_wire.payloads import way
+from buffer_wire.payloads import nodes, way
 from buffer_wire.payloads import writer as writing
 from buffer_wire.payloads.keys import all_part_keys, group_checksum, payload_key
 from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadReader, PayloadsUnreadable
@@ -175,7 +175,7 @@ async def test_a_host_that_is_gone_holds_up_its_own_shard_alone_until_its_replic
         await asyncio.gather(*(writer.write(number) for number in range(30, 60)))
         assert writer.relayed
         assert len(writer.keys) > 30, "the other shards answer"
-        assert time.monotonic() - began < 0.5 + way.CONNECT_TIMEOUT_S + 1
+        assert time.monotonic() - began < 0.5 + nodes.CONNECT_TIMEOUT_S + 1
         await asyncio.to_thread(cluster.until_promoted, 0)
         await until_direct(writer)
         writer.relayed.clear()

@@ -18,7 +18,7 @@ from buffer_service.store.redis_store import RedisRunStore
 from buffer_service.store.users import PayloadUsers
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 from buffer_wire.payloads.access import Place, StoreAccess
-from buffer_wire.payloads.way import connected
+from buffer_wire.payloads.nodes import connected
 from buffer_wire.resp.encoding import Parts
 from buffer_wire.resp.errors import ConnectionLost, ReplyError
 from rollout_buffer.v1 import payloads_pb2
