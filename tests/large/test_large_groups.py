@@ -9,38 +9,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import redis
 
-from buffer_wire import layout
-from buffer_wire.payloads.writer import PayloadWriter
-from rollout_buffer.v1 import groups_pb2
-from rollout_workers.counters import Counters
-from rollout_workers.service.client import ServiceClient
-from rollout_workers.service.pusher import Pusher
-from tests.support.rpc import connect, make_group
+from tests.support.large_groups import large, pull_by, push_by_worker
+from tests.support.rpc import connect
 from tests.support.service import ServiceProcess, running_service
-from trainer_client import AsyncBufferClient, BufferClient, ClientOptions
 
 SAMPLES = 8
 SAMPLE_BYTES = 30_000_000
 """Routed experts of one sample of 32,768 tokens: 58 layers, 8 experts, 2 bytes each."""
 MOST_MEMORY = 150 << 20
 """Bytes that an rpc process may take beyond what it has at rest; a group has 240 MB."""
-
-
-def routed(task_id: str) -> groups_pb2.Group:
-    """A group of SAMPLES samples with as many bytes of routed experts each."""
-    group = make_group(task_id, lengths=(6,) * SAMPLES)
-    tokens = 6 * SAMPLES
-    rows = np.random.default_rng(1).integers(0, 256, (tokens, SAMPLES * SAMPLE_BYTES // tokens), np.uint8)
-    group.header.columns.append(layout.column_of("routed_experts", rows, groups_pb2.AXIS_TOKEN))
-    group.payload = b"".join((group.payload, bytes(-len(group.payload) % 8), rows.tobytes()))
-    return group
 
 
 @contextmanager
@@ -69,34 +52,10 @@ def memory_of_rpc_process(service: ServiceProcess, *, most: bool) -> int:
     return 1_024 * int(line.split()[1])
 
 
-async def push(service: ServiceProcess, run_id: str, group: groups_pb2.Group, *, directly: bool) -> str:
-    client = ServiceClient(service.address, run_id, instance_id="i", timeout_s=60)
-    writer = PayloadWriter(run_id, "w", partial(client.write_access, "w")) if directly else None
-    pusher = Pusher(client, Counters(), writer)
-    running = asyncio.create_task(pusher.run())
-    result = await pusher.push(group.header, group.payload)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    if writer is not None:
-        await writer.close()
-    await client.close()
-    return result.outcome
-
-
-async def pull(service: ServiceProcess, run_id: str, kind: str, *, directly: bool) -> memoryview:
-    if kind == "asyncio":
-        async with AsyncBufferClient(service.address, ClientOptions(direct_payloads=directly)) as client:
-            batch = await client.pull(run_id, term=1, step=0, timeout_s=60)
-    else:
-        with BufferClient(service.address, ClientOptions(direct_payloads=directly)) as blocking:
-            batch = await asyncio.to_thread(blocking.pull, run_id, term=1, step=0, timeout_s=60)
-    return memoryview(batch.groups[0].payload)
-
-
 @pytest.mark.parametrize("kind", ["blocking", "asyncio"])
 @pytest.mark.parametrize("directly", [True, False], ids=["direct", "relayed"])
 async def test_routed_experts_of_eight_samples(tmp_path: Path, *, directly: bool, kind: str) -> None:
-    group = routed("a")
+    group = large("a", SAMPLES * SAMPLE_BYTES, SAMPLES)
     with running_service(tmp_path, rpc_processes=1) as service:
         rpc = connect(service.address)
         run = rpc.create(batch_groups=1)
@@ -111,16 +70,16 @@ async def test_routed_experts_of_eight_samples(tmp_path: Path, *, directly: bool
             at_rest = memory_of_rpc_process(service, most=False)
             with pings(socket) as pushing:
                 began = time.perf_counter()
-                outcome = await push(service, run.run_id, group, directly=directly)
+                (result,), _ = await push_by_worker(service.address, run.run_id, [group], directly=directly)
                 pushed_s = time.perf_counter() - began
             with pings(socket) as pulling:
                 began = time.perf_counter()
-                payload = await pull(service, run.run_id, kind, directly=directly)
+                (payload,) = await pull_by(kind, service.address, run.run_id, directly=directly)
                 pulled_s = time.perf_counter() - began
             slow = [(entry["command"][:40], entry["duration"]) for entry in store.slowlog_get(16)]
         taken = memory_of_rpc_process(service, most=True) - at_rest
         rpc.channel.close()
-    assert outcome == "queued"
+    assert result.outcome == "queued"
     assert payload == group.payload
     print(
         f"\n{len(group.payload) / 1e6:.0f} MB, {'direct' if directly else 'relayed'}, {kind} client: push "

@@ -1,29 +1,21 @@
 """Groups larger than a message on a real service: past it, and part by part through it."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import redis
 
-from buffer_wire import layout
 from buffer_wire.codec import group_head
 from buffer_wire.errors import InvalidField, NotReady, UnknownRun
 from buffer_wire.payloads.keys import PART_BYTES, WHOLE_BYTES, part_keys
 from buffer_wire.payloads.parts import NewPayload
-from buffer_wire.payloads.writer import PayloadWriter
 from rollout_buffer.v1 import groups_pb2, payloads_pb2
-from rollout_workers.counters import Counters
-from rollout_workers.service.client import ServiceClient
-from rollout_workers.service.pusher import Pusher
+from tests.support.large_groups import large, pull_by, push_by_worker
 from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, connect, failure, make_group
 from tests.support.service import ServiceProcess, running_service
-from trainer_client import AsyncBufferClient, BufferClient
 
 MIB = 1 << 20
 SETTINGS = {"rpc_processes": 1, "max_message_bytes": MIB, "max_group_bytes": 40 * MIB, "recent_bytes": 0}
@@ -50,53 +42,17 @@ def stored(service: ServiceProcess) -> Iterator[Any]:
         yield client
 
 
-def large(task_id: str, size: int = 20 * MIB) -> groups_pb2.Group:
-    """A group with a column that has as many bytes for its tokens."""
-    group = make_group(task_id)
-    tokens = sum(sample.tokens for sample in group.header.samples)
-    rows = np.random.default_rng(len(task_id)).integers(0, 256, (tokens, size // tokens), np.uint8)
-    group.header.columns.append(layout.column_of("routed_experts", rows, groups_pb2.AXIS_TOKEN))
-    group.payload += bytes(-len(group.payload) % 8) + rows.tobytes()
-    return group
-
-
-async def push_by_worker(service: ServiceProcess, run_id: str, groups: Sequence[groups_pb2.Group]) -> list[Any]:
-    """Results of a worker's pushes, and the bytes that it wrote to the store itself."""
-    client = ServiceClient(service.address, run_id, instance_id="i", timeout_s=20)
-    writer = PayloadWriter(run_id, "w", partial(client.write_access, "w"))
-    counters = Counters()
-    pusher = Pusher(client, counters, writer)
-    running = asyncio.create_task(pusher.run())
-    results = [await pusher.push(group.header, group.payload) for group in groups]
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    await writer.close()
-    await client.close()
-    return [*results, counters.pushed_bytes["direct"]]
-
-
-async def pull_by(kind: str, service: ServiceProcess, run_id: str, step: int = 0) -> list[bytes]:
-    """Payloads of the groups of a step, as a client has them."""
-    if kind == "asyncio":
-        async with AsyncBufferClient(service.address) as client:
-            batch = await client.pull(run_id, term=1, step=step, timeout_s=30)
-    else:
-        with BufferClient(service.address) as blocking:
-            batch = await asyncio.to_thread(blocking.pull, run_id, term=1, step=step, timeout_s=30)
-    return [bytes(group.payload) for group in batch.groups]
-
-
 @pytest.mark.parametrize("kind", ["blocking", "asyncio"])
 async def test_a_large_group_is_pushed_and_pulled_byte_for_byte(
     service: ServiceProcess, rpc: Rpc, stored: Any, kind: str
 ) -> None:
     run = rpc.create(batch_groups=3)
     groups = [large("a"), make_group("b"), large("c", WHOLE_BYTES)]
-    *results, direct = await push_by_worker(service, run.run_id, groups)
+    results, direct = await push_by_worker(service.address, run.run_id, groups)
     assert [result.outcome for result in results] == ["queued"] * 3
     assert (direct > 0) is (service.settings["direct_payloads"] is True)
     assert len(list(stored.scan_iter("rb:p:*"))) == 11 + 1 + 5
-    assert await pull_by(kind, service, run.run_id) == [group.payload for group in groups]
+    assert await pull_by(kind, service.address, run.run_id) == [group.payload for group in groups]
     run.commit(0)
     run.checkpoint(0)
     assert list(stored.scan_iter("rb:p:*")) == []
@@ -106,12 +62,14 @@ async def test_a_group_above_the_limit_is_refused_before_it_is_written(
     service: ServiceProcess, rpc: Rpc, stored: Any
 ) -> None:
     run = rpc.create(batch_groups=1, max_queued_bytes=30 * MIB)
-    refused, written = await push_by_worker(service, run.run_id, [large("a", 41 * MIB)])
+    (refused,), written = await push_by_worker(service.address, run.run_id, [large("a", 41 * MIB)])
     assert (refused.outcome, written) == ("refused", 0)
+    assert refused.error is not None
     assert refused.error.attributes["field"] == "payload"
     assert refused.error.attributes["limit"] == f"at most {40 * MIB} bytes (max_group_bytes)"
-    refused, written = await push_by_worker(service, run.run_id, [large("b", 31 * MIB)])
+    (refused,), written = await push_by_worker(service.address, run.run_id, [large("b", 31 * MIB)])
     assert refused.outcome == ("refused" if not service.settings["direct_payloads"] else "invalid")
+    assert refused.error is not None
     assert f"at most {30 * MIB} bytes" in refused.error.attributes["limit"]
     assert list(stored.scan_iter("rb:p:*")) == []
 
@@ -121,7 +79,7 @@ async def test_who_knows_no_parts_is_refused_what_no_message_carries(
     service: ServiceProcess, rpc: Rpc, direct: bool
 ) -> None:
     run = rpc.create(batch_groups=1)
-    await push_by_worker(service, run.run_id, [large("a")])
+    await push_by_worker(service.address, run.run_id, [large("a")])
     refusal = failure(lambda: run.pull(0, direct=direct))
     assert isinstance(refusal, InvalidField)
     assert refusal.attributes["field"] == "reads_parts"
@@ -137,14 +95,14 @@ async def test_a_group_of_which_a_part_is_gone_or_damaged_is_settled_as_lost(
 ) -> None:
     run = rpc.create(batch_groups=2)
     groups = [large("a"), large("b", 10 * MIB)]
-    await push_by_worker(service, run.run_id, groups)
+    await push_by_worker(service.address, run.run_id, groups)
     run.pull(0, direct=True, reads_parts=True)
     (last,) = stored.scan_iter("rb:p:*:11.10")
     if harm == "gone":
         stored.delete(last)
     else:
         stored.setrange(last, 1_000, b"damaged")
-    assert await pull_by(kind, service, run.run_id) == [groups[1].payload]
+    assert await pull_by(kind, service.address, run.run_id) == [groups[1].payload]
     assert run.get().groups.lost.groups == 1
 
 
