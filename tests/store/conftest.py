@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out, over a cluster, what is about payloads beside the index."""
     if os.environ.get("RB_TEST_PAYLOADS") == "cluster":
         for item in items:
-            if item.nodeid.startswith("tests/store/") and item.originalname in BESIDE_INDEX:  # type: ignore[attr-defined]
+            # Of users on a cluster: tests/cluster/test_access.py.
+            names = {item.path.name, item.originalname}  # type: ignore[attr-defined]
+            if item.path.parent == Path(__file__).parent and names & (BESIDE_INDEX | {"test_users.py"}):
                 item.add_marker(pytest.mark.skip(reason="about payloads beside the index"))
 
 
