@@ -10,8 +10,14 @@ import pytest
 from buffer_wire.errors import InvalidField
 from buffer_wire.limits import MAX_ERROR_CHARS
 from rollout_buffer.v1 import tasks_pb2, weights_pb2
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
+from rollout_workers.fleet.reporter import REFRESH_S, Reporter
+from rollout_workers.service import heartbeats
 from rollout_workers.service.client import ServiceClient
+from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.keeper import LeaseEnd, LeaseKeeper
+from rollout_workers.weights.permits import Permits
+from rollout_workers.weights.watcher import WeightWatcher
 from tests.workers.building import lease, task
 from tests.workers.fake_service import FakeService, FakeTask
 
@@ -84,10 +90,13 @@ async def test_a_wrong_part_fails_no_other(fake: FakeService) -> None:
     assert isinstance(refused, InvalidField)
 
 
-async def test_leases_of_all_engines_ride_on_the_first_heartbeat(fake: FakeService) -> None:
+async def test_leases_of_all_engines_ride_on_the_first_heartbeat(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(_: LeaseEnd) -> None:
         pytest.fail("the lease has not ended")
 
+    monkeypatch.setattr(heartbeats, "GATHER_S", 0.2)  # However slow the machine is.
     fake.ttl_ms = 60_000
     async with calling(fake) as service, asyncio.TaskGroup() as tasks:
         keepers = [LeaseKeeper(f"w.e{i}", service) for i in range(3)]
@@ -101,3 +110,24 @@ async def test_leases_of_all_engines_ride_on_the_first_heartbeat(fake: FakeServi
         for run in runs:
             run.cancel()
     assert sorted(fake.extends) == [["t12/0/1"], ["t20/0/1"]]
+
+
+async def test_a_report_rides_on_a_heartbeat_when_half_of_its_time_is_over(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "GATHER_S", 0.2)  # However slow the machine is.
+    held = leased(fake, "t1", "w.e0")
+    engine = SimulatedEngine(SimulatedEngineOptions(version_label="1.0"))
+    slot = EngineSlot("w.e0", engine, await engine.info(), base_model=None)
+    async with calling(fake) as service, asyncio.TaskGroup() as tasks:
+        watcher = WeightWatcher(service)
+        reporter = Reporter(slot, service, watcher, Permits(slot, watcher, unlimited=True), "w")
+        running = tasks.create_task(reporter.run())
+        await fake.until(lambda: len(fake.reports) == 1)
+        # It is too soon after the first report; then it is as if half of the time had passed.
+        await service.extend("w.e0", [held.lease_id], timeout_s=5)
+        assert (len(fake.reports), fake.heartbeats) == (1, 0)
+        reporter._sent_at -= REFRESH_S * 0.6
+        await service.extend("w.e0", [held.lease_id], timeout_s=5)
+        assert (len(fake.reports), fake.heartbeats) == (2, 1)
+        running.cancel()
