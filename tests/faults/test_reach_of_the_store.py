@@ -127,7 +127,8 @@ def test_clients_relay_where_they_cannot_reach_the_store_and_go_directly_where_t
     loop.step()
     loop.step_until(RELAYING, "of", lambda clients: clients == {"pushes": 1, "pulls": 1})
     assert loop.status() == [
-        f"relayed {what} 1 client: {STORE}:7000: [Errno 101] Network is unreachable (1)" for what in ("pushes", "pulls")
+        f"relayed {what} 1 client: the store at {STORE}:7000: [Errno 101] Network is unreachable (1)"
+        for what in ("pushes", "pulls")
     ]
     assert not any(loop.metrics(DIRECT, "method").values())
 
