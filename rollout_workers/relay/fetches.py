@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import aiohttp
 import structlog
@@ -54,18 +55,21 @@ class Fetch:
         """True until it ends, well or not."""
         return self.task is not None and not self.task.done()
 
-    async def read(self, start: int, stop: int) -> AsyncIterator[bytes]:
+    def open(self) -> BinaryIO:
+        """Open what is there, for `read`, before anything is awaited: a fetch that ends takes the file to its place."""
+        return self._path.open("rb")
+
+    async def read(self, file: BinaryIO, start: int, stop: int) -> AsyncIterator[bytes]:
         """Chunks of the bytes [start, stop) as they come. Raises EOFError when the fetch fails, or begins anew."""
         pieces = self.download.pieces
         beginning = pieces.beginning
-        with self._path.open("rb") as file:
-            while start < stop:
-                ready = min(await self._until(start), stop - start, _CHUNK_BYTES)
-                chunk = await asyncio.to_thread(os.pread, file.fileno(), ready, start) if ready else b""
-                if not chunk or pieces.beginning != beginning:
-                    raise EOFError
-                yield chunk
-                start += len(chunk)
+        while start < stop:
+            ready = min(await self._until(start), stop - start, _CHUNK_BYTES)
+            chunk = await asyncio.to_thread(os.pread, file.fileno(), ready, start) if ready else b""
+            if not chunk or pieces.beginning != beginning:
+                raise EOFError
+            yield chunk
+            start += len(chunk)
 
     async def _until(self, start: int) -> int:
         """Wait for the byte at `start`; returns how many are there from it on, 0 when the fetch has failed."""

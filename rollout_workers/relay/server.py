@@ -100,9 +100,11 @@ class Relay:
         if not whole:
             response.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{fetch.size}"
         try:
-            await response.prepare(request)
-            if request.method != "HEAD":
-                async for chunk in fetch.read(start, stop):
+            with fetch.open() as file:
+                await response.prepare(request)
+                if request.method == "HEAD":
+                    return response
+                async for chunk in fetch.read(file, start, stop):
                     await response.write(chunk)
                     self._sent_bytes += len(chunk)
         except ConnectionError:

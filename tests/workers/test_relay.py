@@ -30,6 +30,10 @@ LARGE = named(os.urandom(9 << 20))
 BOTH = {**named(b"{}"), **LARGE}
 
 
+ONCE = 2 * sum(map(len, BOTH.values()))
+"""Bound on what an upstream sends of both, once: a connection that is cut for others was sent more than it took."""
+
+
 async def get(url: str, **headers: str) -> tuple[int, bytes, str]:
     async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
         return response.status, await response.read(), response.headers.get("Content-Range", "")
@@ -44,7 +48,7 @@ async def test_many_workers_at_the_same_time_cost_the_upstream_each_file_once(tm
             assert {(place / f"f{i}").read_bytes() for i in range(2)} == set(BOTH.values())
 
         await asyncio.gather(*(fetch(at) for at in range(8)))
-        assert far.sent_bytes == sum(map(len, BOTH.values()))
+        assert far.sent_bytes < ONCE
 
 
 async def test_a_relay_of_a_relay_is_as_good(tmp_path: Path) -> None:
@@ -55,7 +59,7 @@ async def test_a_relay_of_a_relay_is_as_good(tmp_path: Path) -> None:
         worker(tmp_path / "w", second.url) as one,
     ):
         await one.fetch(V1, manifest_of(BOTH), deadline_s=30)
-        assert far.sent_bytes == sum(map(len, BOTH.values()))
+        assert far.sent_bytes < ONCE
 
 
 async def test_a_file_is_read_while_it_still_comes(tmp_path: Path) -> None:
@@ -90,7 +94,10 @@ async def test_ranges_are_served_before_and_after_it_is_complete(
         assert (await get(url, Range=f"bytes={len(content)}-"))[0] == 416
 
 
-async def test_a_connection_that_breaks_is_taken_up_where_it_broke(tmp_path: Path) -> None:
+async def test_a_connection_that_breaks_is_taken_up_where_it_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.weights.transfer.rates.MAX_STREAMS", 1)
     broken = False
 
     async def breaks(at: int) -> None:
@@ -102,8 +109,9 @@ async def test_a_connection_that_breaks_is_taken_up_where_it_broke(tmp_path: Pat
     async with upstream(LARGE) as far, relay(tmp_path / "relay", far.url) as near:
         far.gate = breaks
         assert (await get(f"{near.url}/sha256/{next(iter(LARGE))}"))[1] == next(iter(LARGE.values()))
-        assert broken
-        assert far.sent_bytes < 15 << 20
+        first, second = far.gets
+        assert first == ""
+        assert int(second.removeprefix("bytes=").rstrip("-")) > 0
 
 
 async def test_what_was_asked_for_least_recently_goes_and_what_is_too_large_is_refused(tmp_path: Path) -> None:
@@ -141,13 +149,15 @@ async def test_what_no_upstream_has_is_not_found_and_no_upstream_is_a_bad_gatewa
 async def test_files_of_an_earlier_process_are_kept_if_they_are_whole(tmp_path: Path, damaged: bool) -> None:
     digest, content = next(iter(LARGE.items()))
     async with upstream(LARGE) as far:
+        asked = 0
         for again in (False, True):
+            asked = len(far.gets)
             if again and damaged:
                 (tmp_path / "relay" / "files" / digest).write_bytes(content[:-1] + b"?")
             async with relay(tmp_path / "relay", far.url) as near:
                 assert (await get(f"{near.url}/sha256/{digest}"))[1] == content
                 await until((tmp_path / "relay" / "files" / digest).is_file)
-        assert len(far.gets) == (2 if damaged else 1)
+        assert (len(far.gets) > asked) == damaged
 
 
 async def test_token_and_tls_are_asked_for_and_sent_upstream(tmp_path: Path) -> None:
@@ -182,7 +192,7 @@ async def test_a_limit_on_the_bandwidth_is_that_of_all_files_together(tmp_path: 
 
 async def test_a_worker_without_its_publisher_says_so_where_the_relay_has_nothing(tmp_path: Path) -> None:
     async with upstream({}) as far, relay(tmp_path / "relay", far.url) as near, worker(tmp_path / "w", near.url) as one:
-        with pytest.raises(WeightsUnavailable, match=r"404|Cannot connect"):
+        with pytest.raises(WeightsUnavailable, match="0 of 9437184 bytes"):
             await one.fetch(V1, manifest_of(LARGE), deadline_s=1)
 
 

@@ -60,7 +60,10 @@ async def test_a_relay_that_is_killed_in_a_fetch_is_left_for_the_publisher(tmp_p
         assert (place / "f0").read_bytes() == CONTENT
 
 
-async def test_workers_go_elsewhere_from_a_relay_without_upstream_which_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_workers_go_elsewhere_from_a_relay_without_upstream_which_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.weights.transfer.rates.MAX_STREAMS", 1)
     async with upstream(FILES) as good, upstream(FILES) as far:
         far.gate, _ = halting()
         async with relay(tmp_path / "relay", far.url) as near, worker(tmp_path / "w", near.url, good.url) as one:
