@@ -8,6 +8,7 @@ import contextlib
 import select
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Sequence
 from typing import NoReturn, Protocol, Self
@@ -19,6 +20,10 @@ from buffer_wire.resp.errors import ConnectionLost, OtherReply, ReplyError
 
 FIRST_BYTES = 6
 """Bytes of a body that come before its memory is named; a shorter one comes whole."""
+AT_ONCE_BYTES = 1 << 18
+"""Bytes that are received between two notes to a body's receiver."""
+_SLACK_S = 0.1
+"""Time by which a wait may end after its deadline."""
 _LINE_BYTES = 512
 """Longest line that is read, in bytes; only errors are longer, and they are cut off."""
 _HUGE_BYTES = 2 << 20
@@ -45,6 +50,8 @@ class BlockingConnection:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._is_tls = isinstance(connected, ssl.SSLSocket)
+        self._patience_s = 0.0
+        """Longest wait of the system for one call, in seconds."""
 
     @classmethod
     def to_unix(cls, path: str, timeout_s: float) -> Self:
@@ -93,10 +100,10 @@ class BlockingConnection:
 
     def expect_ok(self, count: int, timeout_s: float) -> None:
         """Wait for so many replies, each of them OK. Raises ConnectionLost, OtherReply, ReplyError."""
-        until = time.monotonic() + timeout_s
+        until = self._begun(timeout_s)
         memory, filled = memoryview(bytearray(_LINE_BYTES * count)), 0
         while bytes(memory[:filled]).count(b"\r\n") < count and filled < len(memory):
-            filled += self._receive(until, memory[filled:])
+            filled += self._receive(memory[filled:], until)
         for line in bytes(memory[:filled]).split(b"\r\n")[:count]:
             if line != b"+OK":
                 raise _error_of(line, 0)
@@ -106,33 +113,29 @@ class BlockingConnection:
 
         Raises ConnectionLost, OtherReply, ReplyError.
         """
-        until = time.monotonic() + timeout_s
-        frames = [b"\r\n$%d\r\n" % body.size for body in bodies] + [b"\r\n"]
-        frames[0] = (b"*%d\r\n" % len(bodies) if in_array else b"") + frames[0][2:]
-        firsts = [min(FIRST_BYTES, body.size) for body in bodies] + [0]
-        line, ahead = memoryview(bytearray(_LINE_BYTES)), 0
+        until = self._begun(timeout_s)
+        line = memoryview(bytearray(_LINE_BYTES))
+        frame = b"*%d\r\n" % len(bodies) if in_array else b""
         for index, body in enumerate(bodies):
-            first = self._behind(line, ahead, frames[index], firsts[index], index, until)
+            size = body.size
+            frame += b"$%d\r\n" % size
+            first = self._behind(line, frame, min(FIRST_BYTES, size), index, until)
             memory, filled = body.begin(first), len(first)
-            size = len(memory)
             memory[:filled] = first
-            # What is behind a body is received with its end.
-            beyond = line[: len(frames[index + 1]) + firsts[index + 1]]
             while filled < size:
-                filled += self._receive(until, memory[filled:], beyond)
-                body.came(min(filled, size))
-            ahead = filled - size
-        self._behind(line, ahead, frames[-1], 0, len(bodies), until)
+                filled += self._receive(memory[filled : filled + AT_ONCE_BYTES], until, socket.MSG_WAITALL)
+                body.came(filled)
+            frame = b"\r\n"
+        self._behind(line, frame, 0, len(bodies), until)
 
-    def _behind(self, line: memoryview, filled: int, frame: bytes, count: int, index: int, until: float) -> bytes:
-        """Receive the frame, whose first `filled` bytes are there, and return so many bytes that come behind it."""
-        wanted = len(frame) + count
-        while True:
+    def _behind(self, line: memoryview, frame: bytes, count: int, index: int, until: float) -> bytes:
+        """Receive the frame, and return so many bytes that come behind it."""
+        filled, wanted = 0, len(frame) + count
+        while filled < wanted:
+            filled += self._receive(line[filled:wanted], until)
             if line[: min(filled, len(frame))] != frame[:filled]:
                 self._differs(line, filled, index, until)
-            if filled == wanted:
-                return bytes(line[len(frame) : wanted])
-            filled += self._receive(until, line[filled:wanted])
+        return bytes(line[len(frame) : wanted])
 
     def _differs(self, memory: memoryview, filled: int, index: int, until: float) -> NoReturn:
         """Raise what the line says that came in place of a frame."""
@@ -142,20 +145,31 @@ class BlockingConnection:
             line = next((line for line in lines if not line.startswith(b"*")), None)
             if line is not None or filled >= len(memory):
                 raise _error_of(line or bytes(memory[:filled]), index)
-            filled += self._receive(until, memory[filled:])
+            filled += self._receive(memory[filled:], until)
 
-    def _receive(self, until: float, memory: memoryview, beyond: memoryview | None = None) -> int:
-        """Wait for bytes, and put them into the memory and, where they can be had in one call, beyond it."""
+    def _begun(self, timeout_s: float) -> float:
+        """Time until which to wait from now on."""
+        if not self._is_tls:
+            # The system waits by itself: a timeout of Python's has it poll before every call.
+            self._socket.settimeout(None)
+            self._patience_s = 0.0
+        return time.monotonic() + timeout_s
+
+    def _receive(self, memory: memoryview, until: float, flags: int = 0) -> int:
         left_s = until - time.monotonic()
         if left_s <= 0:
             raise ConnectionLost("no answer in time")
-        self._socket.settimeout(left_s)
         try:
-            if beyond is None or self._is_tls:
+            if self._is_tls:
+                self._socket.settimeout(left_s)
                 count = self._socket.recv_into(memory)
             else:
-                count = self._socket.recvmsg_into([memory, beyond])[0]
-        except TimeoutError as error:
+                if not left_s <= self._patience_s <= left_s + _SLACK_S:
+                    self._patience_s = left_s
+                    limit = struct.pack("@ll", int(left_s), max(1, int(left_s % 1 * 1e6)))
+                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                count = self._socket.recv_into(memory, 0, flags)
+        except (TimeoutError, BlockingIOError) as error:
             raise ConnectionLost("no answer in time") from error
         except OSError as error:
             raise ConnectionLost(str(error)) from error

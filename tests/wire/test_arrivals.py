@@ -2,6 +2,8 @@
 aligned.
 """
 
+import socket
+import time
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from buffer_wire.payloads.arrivals import ALIGNMENT, HASHED_BYTES, arrivals_of
 from buffer_wire.payloads.asks import Unreadable
 from buffer_wire.payloads.keys import group_checksum, payload_checksum, payload_key
 from buffer_wire.resp.blocking import FIRST_BYTES, BlockingConnection
-from buffer_wire.resp.errors import OtherReply
+from buffer_wire.resp.errors import ConnectionLost, OtherReply
 from rollout_buffer.v1 import groups_pb2
 from tests.wire.groups import make_header
 
@@ -27,16 +29,13 @@ class Cut:
         self.left = memoryview(reply)
         self._at_once = at_once
 
-    def settimeout(self, _seconds: float) -> None:
+    def settimeout(self, _seconds: float | None) -> None:
         pass
 
-    def recvmsg_into(self, buffers: list[memoryview]) -> tuple[int]:
-        given = 0
-        for buffer in buffers:
-            given += self._give(buffer, self._at_once - given)
-        return (given,)
+    def setsockopt(self, *_option: object) -> None:
+        pass
 
-    def recv_into(self, memory: memoryview) -> int:
+    def recv_into(self, memory: memoryview, _size: int = 0, _flags: int = 0) -> int:
         return self._give(memory, self._at_once)
 
     def _give(self, memory: memoryview, most: int) -> int:
@@ -121,3 +120,16 @@ def test_bodies_shorter_than_what_comes_first_are_told_by_their_checksum() -> No
     bodies: Any = [b"\n" * size for size in (1, 5, 6, 7)]
     with pytest.raises(Unreadable, match="checksum"):
         received(keys, reply_to(bodies), 3, tls=False)
+
+
+@pytest.mark.parametrize("sent", [b"", b"*1\r\n$100", b"*1\r\n$100\r\n12345678"])
+def test_a_reply_that_stops_is_waited_for_until_the_deadline(sent: bytes) -> None:
+    ours, its = socket.socketpair()
+    with ours, its:
+        its.send(sent)
+        began = time.monotonic()
+        with pytest.raises(ConnectionLost, match="no answer in time"):
+            BlockingConnection(ours).expect_bodies(
+                arrivals_of([payload_key("r", bytes(16), 1, 100)]), 0.2, in_array=True
+            )
+        assert 0.15 < time.monotonic() - began < 5
