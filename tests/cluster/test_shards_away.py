@@ -85,14 +85,14 @@ async def test_with_replicas_waited_for_nothing_acknowledged_is_lost(index: Stor
             async with traffic.flowing():
                 await traffic.until_acknowledged(50)
                 slow, _ = cluster.replicas(shard)
-                # It lacks what is written now; the other one connects again, and is the one that can be promoted. Of
-                # two that can, Valkey mostly takes the one with more.
+                # It lacks what is written now; the other one connects again. Of the two Valkey promotes the one with
+                # more.
                 cluster.freeze(slow)
                 cluster.primary(shard).do("CLIENT", "KILL", "TYPE", "replica")
                 await traffic.until_acknowledged(50)
                 killed = cluster.kill(shard)
-                await asyncio.to_thread(cluster.until_promoted, shard)
                 cluster.thaw(slow)
+                await asyncio.to_thread(cluster.until_promoted, shard)
                 await traffic.until_acknowledged(100)
             ledger = await traffic.balance()
             assert "lost" not in ledger, (kill, ledger)

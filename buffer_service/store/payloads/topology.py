@@ -1,7 +1,7 @@
 """Topology of a cluster: which primary serves which slots, as the nodes say it to redis-py's cluster client.
 
-The client moves no payload. Invariants: of several who ask at the same time one asks the nodes, for all. A slot that a
-node has said is elsewhere is there for SAID_S, whatever a node that does not know it yet answers.
+The client moves no payload. Invariants: of several who ask at the same time one asks the nodes for all, after they have
+come. A slot that a node has said is elsewhere is there for SAID_S, whatever a node that does not know it yet answers.
 """
 
 import asyncio
@@ -89,6 +89,10 @@ class Topology:
 
     async def refresh(self) -> None:
         """Ask the nodes. Raises StoreUnavailable, StoreUnsuitable."""
+        before = self._question
+        if before is not None and not before.done():
+            # Its answer may be from before the caller knew better.
+            await asyncio.wait([before])
         if self._question is None or self._question.done():
             # Never cancelled: a cancellation may get lost in redis-py. It ends by its time-outs.
             self._question = asyncio.create_task(self._ask(), name="payload-topology")
