@@ -43,11 +43,11 @@ def relay(
 ) -> None:
     """Relay weights to the workers of a site: each file comes once, however many ask for it.
 
-    Files are known by their SHA-256, so a relay needs no run and no service, and nobody has to trust it. It serves a
-    file while that still comes, and goes on where a connection broke. Tell the site's workers of it:
+    Files are known by their SHA-256, so a relay needs no run and no service, and nobody has to trust it.
+    It serves a file while that still comes, and goes on where a connection broke.
 
-    rollout-buffer relay --upstream https://trainer:8000 --listen 0.0.0.0:8090 --weights-token-file weights.token
-    rollout-buffer worker … --weights-mirror http://relay:8090
+    The site's workers are told of it by --weights-mirror https://relay:8090, or all workers by the manifest.
+    The token that it sends upstream is the one that it asks for; it needs a certificate then, or RB_INSECURE=1.
 
     Everybody may read /livez, /readyz and /metrics. SIGTERM and Ctrl-C let transfers end; a second one ends at once.
     """

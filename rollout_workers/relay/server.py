@@ -3,11 +3,11 @@
 import structlog
 from aiohttp import web
 
-from buffer_wire.connection.weights import WeightsDoor, digest_in
+from buffer_wire.connection.weights import digest_in
 from rollout_workers.relay.disk import Disk
 from rollout_workers.relay.fetches import Fetch, Fetches, NoRoom, NotThere, NoUpstream
 from rollout_workers.relay.options import RelayOptions
-from rollout_workers.weights.server import Listener, host_and_port
+from rollout_workers.weights.server import Listener, door_of, host_and_port
 from rollout_workers.weights.transfer.client import WeightClient
 
 _METRICS = {
@@ -39,7 +39,7 @@ class Relay:
             {"/sha256/{digest}": self._answer},
             host=host,
             port=port,
-            door=WeightsDoor(options.access, tls_cert=options.tls_cert, tls_key=options.tls_key),
+            door=door_of(options.listen, options.access, options.tls_cert, options.tls_key),
             free={"/livez": self._alive, "/readyz": self._alive, "/metrics": self._metrics},
         )
         self._sent_bytes = self._requests = self._refused = 0

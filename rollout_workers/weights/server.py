@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from buffer_wire.connection.access import WEIGHTS, stays_here
+from buffer_wire.connection.access import WEIGHTS, Access, stays_here
 from buffer_wire.connection.weights import CHALLENGE, WeightsDoor
 from buffer_wire.errors import InvalidField
 from rollout_workers.options import WorkerOptions
@@ -33,12 +33,18 @@ def server_of(options: WorkerOptions, lookup: Lookup) -> "WeightServer | None":
     if not options.weights_serve:
         return None
     host, port = host_and_port(options.weights_serve)
-    door = WeightsDoor(options.weights_access, tls_cert=options.weights_tls_cert, tls_key=options.weights_tls_key)
-    in_plain_text = stays_here(options.weights_serve) or options.weights_access.effective(WEIGHTS).insecure
-    if door.asks and door.tls is None and not in_plain_text:
-        why = "given: peers send the token of the weights over https alone, unless RB_INSECURE=1"
-        raise InvalidField("weights_tls_cert", "", why)
+    door = door_of(options.weights_serve, options.weights_access, options.weights_tls_cert, options.weights_tls_key)
     return WeightServer(lookup, host=host, port=port, advertise=options.weights_advertise, door=door)
+
+
+def door_of(address: str, access: Access, tls_cert: str | Path, tls_key: str | Path) -> WeightsDoor:
+    """Door of a server at host:port. Raises InvalidField, also where nobody would send the token that it asks for."""
+    door = WeightsDoor(access, tls_cert=tls_cert, tls_key=tls_key)
+    in_plain_text = stays_here(address) or access.effective(WEIGHTS).insecure
+    if door.asks and door.tls is None and not in_plain_text:
+        why = "given: the token of the weights is sent to other machines over https alone, unless RB_INSECURE=1"
+        raise InvalidField("weights_tls_cert", "", why)
+    return door
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -213,6 +213,11 @@ def test_the_command_serves_and_ends_in_good_order(tmp_path: Path) -> None:
                 break
         started.send_signal(signal.SIGTERM)
         assert started.wait(10) == 0
+    unsent = [*command, "0.0.0.0:0"]
+    with_token = {**environment, "RB_WEIGHTS_TOKEN": "t", "RB_INSECURE": ""}
+    done = subprocess.run(unsent, capture_output=True, text=True, check=False, env=with_token, timeout=30)
+    assert done.returncode == 2
+    assert "https alone" in done.stdout + done.stderr
     refused = subprocess.run([*command, "nowhere"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "host:port" in refused.stderr
