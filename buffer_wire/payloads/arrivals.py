@@ -22,15 +22,18 @@ HASHED_BYTES = 1 << 18
 class Arrival:
     """A payload that is received, whole or part by part (`buffer_wire.resp.blocking.Body`)."""
 
+    __slots__ = ("_check", "_is_good", "_key", "_payload_at", "_room", "_seen", "_size", "_start", "_stop", "_whole")
+
     def __init__(self, key: str, room: "_Room") -> None:
         self._key = key
+        self._size = size_of(key)
         self._room = room
         self._check: PartsCheck | None = None
         self._is_good = False
         self._whole = memoryview(b"")
         self._start = 0
         """Offset of what is being received."""
-        self._stop = size_of(key)
+        self._stop = self._size
         self._payload_at = 0
         self._seen = 0
         """Bytes that the check has seen."""
@@ -49,9 +52,8 @@ class Arrival:
     def begin(self, first: bytes) -> memoryview:
         """Memory for what is being received, which begins with these bytes."""
         if not len(self._whole):
-            size = size_of(self._key)
-            self._payload_at = payload_offset(first, size)
-            self._whole = self._room.place(size, self._payload_at)
+            self._payload_at = payload_offset(first, self._size)
+            self._whole = self._room.place(self._size, self._payload_at)
         return self._whole[self._start : self._stop]
 
     def came(self, filled: int) -> None:

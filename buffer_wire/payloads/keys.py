@@ -9,6 +9,7 @@ long each is; its twin for scripts is store/lua/lib/groups/parts.lua.
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -82,11 +83,13 @@ def with_new_nonce(key: str) -> str:
     return ":".join(fields)
 
 
+@lru_cache(maxsize=4096)
 def size_of(key: str) -> int:
     """Size in bytes of the payload of a key."""
     return int(key.split(":")[_SIZE])
 
 
+@lru_cache(maxsize=4096)
 def parts_of(key: str) -> int:
     """Number of parts of the payload of a key; 0: it lies under the key itself."""
     return int("".join(key.split(":")[_PARTS:]) or 0)
