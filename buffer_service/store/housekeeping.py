@@ -10,7 +10,7 @@ from buffer_service.commands import runs
 from buffer_service.commands.replies import text
 from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from buffer_service.store.calls import Calls
-from buffer_service.store.keys import RUNS, index_key
+from buffer_service.store.keys import index_key
 from buffer_service.store.payloads.audit import Audit
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_service.store.users import PayloadUsers
@@ -38,11 +38,7 @@ class Housekeeping:
 
     async def list_runs(self) -> Sequence[str]:
         """Ids of all runs that exist, sorted."""
-        named = await self._named_runs()
-        keys = [index_key(run_id, "run") for run_id in named]
-        if not keys or await self._connection.command("EXISTS", *keys) == len(keys):
-            return named
-        return [run_id for run_id in named if await self._exists(run_id)]
+        return await self._connection.existing(await self._named_runs())
 
     async def delete_run(self, run_id: str) -> None:
         """Delete a run, or go on with a deletion that somebody else began."""
@@ -113,13 +109,15 @@ class Housekeeping:
             return 0
 
     async def _forget(self, run_id: str) -> None:
-        await self._connection.command("SREM", RUNS, run_id)
+        await self._connection.command("SREM", self._connection.names.runs, run_id)
         # Somebody may have created one of the same name in between.
         if await self._exists(run_id):
-            await self._connection.command("SADD", RUNS, run_id)
+            await self._connection.command("SADD", self._connection.names.runs, run_id)
 
     async def _exists(self, run_id: str) -> bool:
         return bool(await self._connection.command("EXISTS", index_key(run_id, "run")))
 
     async def _named_runs(self) -> list[str]:
-        return sorted(text(run_id) for run_id in await self._connection.command("SMEMBERS", RUNS))
+        return sorted(
+            text(run_id) for run_id in await self._connection.command("SMEMBERS", self._connection.names.runs)
+        )

@@ -5,13 +5,23 @@ have none and spread over the slots.
 """
 
 import secrets
+from dataclasses import dataclass
 
-RUNS = "rb:runs"
-"""SET of run ids; a superset of the runs that exist."""
 
-SCHEMA = "rb:schema"
-"""Version of the store's layout. A service that does not know it does not start, and one that runs when it changes
-ends."""
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Keys that are of no run."""
+
+    runs: str
+    """SET of run ids; a superset of the runs that exist."""
+    schema: str
+    """Version of the store's layout. A service that does not know it does not start, and one that runs when it changes
+    ends."""
+
+
+ALONE = Names("rb:runs", "rb:schema")
+IN_CLUSTER = Names("{rb}:runs", "{rb}:schema")
+"""In one slot, as a script takes both."""
 
 SCHEMA_VERSION = 8
 """Version of the layout that this service knows; each run's record has it too, followed by `p` once the run has had a

@@ -8,11 +8,11 @@ connection. Waiters of a topic wake in the order in which they began to wait.
 import asyncio
 import contextlib
 from collections import defaultdict, deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from buffer_service.domain.ports import Topic
 from buffer_service.store.keys import NOTIFY_PATTERN, run_of_index_key
-from buffer_service.store.primary import Primary
 from buffer_wire.errors import StoreFault
 from buffer_wire.resp.errors import ConnectionLost
 from buffer_wire.resp.protocol import RespConnection
@@ -22,11 +22,19 @@ PING_S = 10.0
 """A connection that has been silent this long is asked whether it lives; after as long again it counts as lost."""
 
 
+class Source(Protocol):
+    """A store that messages come from."""
+
+    async def connect(self, on_push: Callable[[Any], None] | None = None) -> RespConnection:
+        """A connection of its own. Raises StoreUnavailable, StoreUnsuitable."""
+        ...
+
+
 class StoreNotifications:
     """Implements domain.ports.Notifications; `listen` is the loop that its owner keeps alive."""
 
-    def __init__(self, primary: Primary) -> None:
-        self._primary = primary
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._tickets: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._missed = 0
         self._lacking: dict[str, int] = {}
@@ -73,7 +81,7 @@ class StoreNotifications:
         backoff_s = FIRST_BACKOFF_S
         while True:
             with contextlib.suppress(StoreFault, ConnectionLost):
-                connection = await self._primary.connect(self._receive)
+                connection = await self._source.connect(self._receive)
                 try:
                     await connection.request([("PSUBSCRIBE", NOTIFY_PATTERN)])
                     self.raise_all()

@@ -16,7 +16,7 @@ from buffer_service.domain.command import Command
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.calls import Calls
 from buffer_service.store.housekeeping import Housekeeping
-from buffer_service.store.keys import RUNS, index_key, new_secret
+from buffer_service.store.keys import index_key, new_secret
 from buffer_service.store.notifications import StoreNotifications
 from buffer_service.store.payloads.audit import Audit
 from buffer_service.store.payloads.cluster import ClusterPayloads
@@ -24,7 +24,7 @@ from buffer_service.store.payloads.shards import Shards
 from buffer_service.store.payloads.tier import PayloadTier, WithIndex
 from buffer_service.store.pushing import Pushing
 from buffer_service.store.recent import RecentPayloads
-from buffer_service.store.suitability import check_layout, check_suitable, fields_of
+from buffer_service.store.suitability import check_layout, check_suitable
 from buffer_service.store.transport.connection import StoreConnection
 from buffer_service.store.transport.meter import CallMeter, NoMeter
 from buffer_service.store.users import PayloadUsers
@@ -50,7 +50,7 @@ class RedisRunStore:
         self, connection: StoreConnection, shards: Shards | None, recent: RecentPayloads, meter: CallMeter
     ) -> None:
         tier: PayloadTier = ClusterPayloads(connection, shards, meter) if shards else WithIndex(connection)
-        self.notifications = StoreNotifications(connection.primary)
+        self.notifications = StoreNotifications(connection)
         self._connection = connection
         self._shards = shards
         self._tier = tier
@@ -128,10 +128,10 @@ class RedisRunStore:
         """Create a run, or find it."""
         # The script sees the layout of the run alone, which is ours.
         await check_layout(self._connection, apart=self._shards is not None)
-        await self._connection.command("SADD", RUNS, run_id)
+        await self._connection.command("SADD", self._connection.names.runs, run_id)
         created, differs = await self.call(runs.create_run(run_id, policy, revision, secret or new_secret()))
         # A sweep may have taken a run of that name off the list before this one was there.
-        await self._connection.command("SADD", RUNS, run_id)
+        await self._connection.command("SADD", self._connection.names.runs, run_id)
         self._calls.note(run_id)
         if differs:
             raise RunExists(run_id, ",".join(differs))
@@ -227,8 +227,12 @@ class RedisRunStore:
 
     async def facts(self) -> ops.StoreFacts:
         """Facts that the store's server gives of itself."""
-        info = fields_of(await self._connection.command("INFO"))
+        infos = await self._connection.infos()
+        limits = [int(info.get("maxmemory", "0")) for info in infos]
         shards = await self._shards.facts() if self._shards is not None else ()
         return ops.StoreFacts(
-            int(info["used_memory"]), int(info.get("maxmemory", "0")), int(info["connected_clients"]), shards
+            sum(int(info["used_memory"]) for info in infos),
+            sum(limits) if all(limits) else 0,
+            sum(int(info["connected_clients"]) for info in infos),
+            shards,
         )

@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from buffer_service.commands.replies import text
-from buffer_service.store.keys import PLACE, RUNS, SCHEMA, SCHEMA_VERSION
+from buffer_service.store.keys import PLACE, SCHEMA_VERSION, Names
 from buffer_wire.errors import LayoutChanged, StoreFault, StoreOutOfMemory, StoreUnavailable, StoreUnsuitable
 
 OLDEST = (6, 2)
@@ -15,6 +15,11 @@ class Store(Protocol):
     @property
     def name(self) -> str:
         """The address, without its password."""
+        ...
+
+    @property
+    def names(self) -> Names:
+        """Keys that are of no run."""
         ...
 
     async def command(self, *parts: str | int) -> Any:  # noqa: ANN401 - replies are of any type
@@ -34,14 +39,23 @@ async def check_suitable(connection: Store, *, apart: bool = False) -> None:
     if info.get("cluster_enabled") == "1":
         raise StoreUnsuitable(
             connection.name,
-            "it runs in cluster mode; give the address of a single primary, and that of the cluster as --payload-store",
+            "it runs in cluster mode; give the cluster's address, redis+cluster://host:port,… as --store, or as "
+            "--payload-store beside a --store that is a single primary",
         )
     if info.get("role") not in {None, "master"}:
         raise StoreUnsuitable(
             connection.name, "it is a replica; give the address of its primary, or redis+sentinel:// and its Sentinels"
         )
+    await check_scripts(connection)
+    found = text(await connection.command("EVAL", _SETTLE_PLACE, 2, PLACE, connection.names.runs, _place(apart=apart)))
+    if found != _place(apart=apart):
+        raise StoreUnsuitable(connection.name, f"payloads of its runs lie {found}, see --payload-store")
+
+
+async def check_scripts(connection: Store) -> None:
+    """Raises StoreUnsuitable for a store whose scripts lack cmsgpack, or that has another layout; StoreUnavailable."""
     try:
-        packed = await connection.command("EVAL", "return cmsgpack.pack({'ok'})", 0)
+        packed = await connection.command("EVAL", "return cmsgpack.pack({'ok'})", 1, connection.names.schema)
     except (StoreUnavailable, StoreOutOfMemory):
         raise
     except StoreFault as error:
@@ -49,9 +63,6 @@ async def check_suitable(connection: Store, *, apart: bool = False) -> None:
     if packed != b"\x91\xa2ok":
         raise StoreUnsuitable(connection.name, "its cmsgpack library does not pack as msgpack")
     await _settle_layout(connection)
-    found = text(await connection.command("EVAL", _SETTLE_PLACE, 2, PLACE, RUNS, _place(apart=apart)))
-    if found != _place(apart=apart):
-        raise StoreUnsuitable(connection.name, f"payloads of its runs lie {found}, see --payload-store")
 
 
 def _place(*, apart: bool) -> str:
@@ -83,11 +94,11 @@ async def _settle_layout(connection: Store) -> None:
     Not one with a newer layout: services of two versions that are restarted beside each other would take it from one
     another again and again.
     """
-    found = text(await connection.command("EVAL", _SETTLE, 2, SCHEMA, RUNS, SCHEMA_VERSION))
+    names = connection.names
+    found = text(await connection.command("EVAL", _SETTLE, 2, names.schema, names.runs, SCHEMA_VERSION))
     if found != str(SCHEMA_VERSION):
-        raise StoreUnsuitable(
-            connection.name, f"its layout ({SCHEMA}) is version {found}; this service knows version {SCHEMA_VERSION}"
-        )
+        known = f"this service knows version {SCHEMA_VERSION}"
+        raise StoreUnsuitable(connection.name, f"its layout ({names.schema}) is version {found}; {known}")
 
 
 async def check_layout(connection: Store, *, apart: bool = False) -> None:
@@ -96,9 +107,9 @@ async def check_layout(connection: Store, *, apart: bool = False) -> None:
     """
     if apart:
         await connection.command("SET", PLACE, _place(apart=True), "NX")
-    found = await connection.command("GET", SCHEMA)
+    found = await connection.command("GET", connection.names.schema)
     if found is None:
-        await connection.command("SET", SCHEMA, SCHEMA_VERSION, "NX")
+        await connection.command("SET", connection.names.schema, SCHEMA_VERSION, "NX")
     elif text(found) != str(SCHEMA_VERSION):
         raise LayoutChanged(text(found), str(SCHEMA_VERSION))
 

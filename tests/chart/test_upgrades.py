@@ -18,7 +18,7 @@ import redis
 
 from buffer_cli.calls import Calls, calling
 from buffer_cli.options import CallOptions
-from buffer_service.store.keys import SCHEMA, SCHEMA_VERSION, index_key
+from buffer_service.store.keys import ALONE, SCHEMA_VERSION, index_key
 from buffer_wire.connection.retry import rpc_error
 from buffer_wire.errors import LayoutChanged
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
@@ -132,7 +132,7 @@ def test_a_service_whose_store_is_taken_over_writes_nothing_more_and_ends(store:
             assert isinstance(error, LayoutChanged)
             assert error.retryable, "clients repeat it, and reach another replica when this one has ended"
             assert _contents(taker) == taken
-            taker.set(SCHEMA, SCHEMA_VERSION + 1)
+            taker.set(ALONE.schema, SCHEMA_VERSION + 1)
             taken = _contents(taker)
             assert old.process is not None
             assert old.process.wait(60) == 1

@@ -5,11 +5,11 @@ import re
 from redis.crc import key_slot
 
 from buffer_service.commands.replies import text
-from buffer_service.store.keys import RUNS, SCHEMA, index_key
+from buffer_service.store.keys import ALONE, index_key
 from buffer_service.store.scripts import load_scripts
 from tests.store.driver import Run
 
-GLOBAL = {RUNS, SCHEMA}
+GLOBAL = {ALONE.runs, ALONE.schema}
 """Single keys that no script touches."""
 
 

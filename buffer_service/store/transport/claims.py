@@ -1,10 +1,9 @@
 """Claims of acknowledged revisions of a run, made to every server before anything is done to the run there.
 
 A server that has less has lost acknowledged writes; the claim pauses the run there. Invariant: a claim is made once in
-each tenure of a primary.
+each tenure of the primary that has the run. What was acknowledged is the process's, on whichever server.
 """
 
-from collections import defaultdict
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from buffer_service.commands.replies import pack, parse
 from buffer_service.domain.command import Command
 from buffer_service.store.keys import index_key, new_secret
 from buffer_service.store.scripts import Script
-from buffer_service.store.transport.refusals import Refusals, unrun
+from buffer_service.store.transport.refusals import Refusals, is_moved, unrun
 from buffer_wire.errors import StoreOutOfDisk, StoreRolledBack, UnknownRun
 from buffer_wire.resp.encoding import Parts
 from buffer_wire.resp.errors import ReplyError
@@ -25,8 +24,10 @@ class Claims:
     def __init__(self, refusals: Refusals, script: Script) -> None:
         self._refusals = refusals
         self._script = script
-        self._claimed: defaultdict[str, set[str]] = defaultdict(set)
-        """Runs whose acknowledged revisions the primary was told, by the tenure in which it was told them."""
+        self._claimed: dict[str, str] = {}
+        """Tenure of the primary that was told last, by run. A slot may come back to a server that was told before."""
+        self._torn: set[str] = set()
+        """Runs of which a script ended in the middle."""
         self._acknowledged: dict[str, int] = {}
         """Highest revision by run."""
 
@@ -38,6 +39,11 @@ class Claims:
         """Forget a run that is gone, or whose name a new run takes."""
         self._acknowledged.pop(run_id, None)
 
+    def tear(self, run_id: str) -> None:
+        """Note that a script of the run ended in the middle: the next claim pauses the run."""
+        self._torn.add(run_id)
+        self._claimed.pop(run_id, None)
+
     def request(
         self,
         connection: RespConnection,
@@ -48,7 +54,7 @@ class Claims:
 
         Returns the replies to the parts, or the refusal of the claim alone.
         """
-        if command.run_id in self._claimed[connection.tenure] or command.script == "view":
+        if self._claimed.get(command.run_id) == connection.tenure or command.script == "view":
             return connection.request(parts)
         return self._claimed_first(connection, parts, command)
 
@@ -77,10 +83,13 @@ class Claims:
 
         Raises StoreRolledBack when the server has less; the run is then paused.
         """
-        arguments = pack(connection.tenure, self._acknowledged.get(run_id, 0), new_secret())
+        torn = run_id in self._torn
+        arguments = pack(connection.tenure, self._acknowledged.get(run_id, 0), new_secret(), int(torn))
         call = ("EVAL", self._script.source, 1, index_key(run_id, "run"), arguments)
         replies = await connection.request([call])
         refusal = unrun(replies)
+        if refusal is None and isinstance(replies[0], ReplyError) and is_moved(replies[0]):
+            refusal = replies[0]
         if refusal is None:
             try:
                 parse(run_id, self._refusals.checked(replies[0]))
@@ -89,7 +98,8 @@ class Claims:
                 return None
             except StoreRolledBack:
                 self._acknowledged.pop(run_id, None)
-                self._claimed[connection.tenure].add(run_id)
+                self._claimed[run_id] = connection.tenure
+                self._torn.discard(run_id)
                 raise
-            self._claimed[connection.tenure].add(run_id)
+            self._claimed[run_id] = connection.tenure
         return refusal

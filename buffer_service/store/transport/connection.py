@@ -7,23 +7,27 @@ NotReplicated. Each other mechanism has its module: deadlines and repeats (excha
 """
 
 import dataclasses
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from buffer_service.domain.command import Command
 from buffer_service.domain.ops import UNPUSHED_MS, Buffer
 from buffer_service.store.address import Address
-from buffer_service.store.keys import index_key
+from buffer_service.store.keys import ALONE, index_key
 from buffer_service.store.primary import Primary
 from buffer_service.store.scripts import load_scripts
+from buffer_service.store.suitability import fields_of
 from buffer_service.store.transport.claims import Claims
 from buffer_service.store.transport.confirmation import Confirmation
 from buffer_service.store.transport.exchange import Exchange
 from buffer_service.store.transport.link import Link
 from buffer_service.store.transport.meter import CallMeter, NoMeter, measured
-from buffer_service.store.transport.refusals import Refusals
-from buffer_service.store.transport.replication import Replication, Waits, Wanted
+from buffer_service.store.transport.refusals import NotRun, Refusals, is_moved, is_torn
+from buffer_service.store.transport.replication import Replication, Waits, Wanted, no_data
 from buffer_wire.errors import StoreUnavailable
 from buffer_wire.payloads.keys import part_keys, parts_of, portions
 from buffer_wire.payloads.parts import cut
@@ -31,24 +35,42 @@ from buffer_wire.resp.encoding import Part, Parts
 from buffer_wire.resp.errors import ReplyError
 from buffer_wire.resp.protocol import RespConnection
 
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Knowledge of one process of the runs of a cluster, on whichever node they are."""
+
+    claims: Claims
+    replication: Replication
+
 
 class StoreConnection:
     """Connections to one store: one for scripts and commands, and two for payloads, which would hold the others up."""
 
     def __init__(
         self,
-        url: str,
+        store: str | Primary,
         *,
         ca: Path | None = None,
         embedded: bool = False,
         timeout_s: float = 30.0,
         meter: CallMeter | None = None,
         apart: bool = False,
+        shared: Shared | None = None,
+        write: Callable[[], Parts] = no_data,
     ) -> None:
-        """`apart`: the scripts are those for payloads on servers of their own."""
-        self.address = dataclasses.replace(Address.parse(url), ca=ca)
+        """`store` is an address, or one primary of a cluster, which has `shared`, and `write` for its replicas.
+
+        `apart`: the scripts are those for payloads on servers of their own.
+        """
+        if isinstance(store, str):
+            store = Primary(dataclasses.replace(Address.parse(store), ca=ca))
+        self.primary = store
+        self.address = store.address
         self.name = self.address.shown
-        self.primary = Primary(self.address)
+        self.names = ALONE
         self._scripts = load_scripts(apart=apart)
         self._meter = meter or NoMeter()
         self._control = Link(self.primary)
@@ -56,9 +78,9 @@ class StoreConnection:
         self._reads = Link(self.primary)
         self._refusals = Refusals(self.name, embedded=embedded)
         self._exchange = Exchange(self.primary, self._refusals, timeout_s)
-        self._claims = Claims(self._refusals, self._scripts["claim"])
-        self._replication = Replication(self._exchange.over(self._control))
-        waits = Waits(self.name, lambda: self._exchange.over(Link(self.primary)))
+        self._claims = shared.claims if shared else Claims(self._refusals, self._scripts["claim"])
+        self._replication = shared.replication if shared else Replication(self._policy)
+        waits = Waits(self.name, lambda: self._exchange.over(Link(self.primary)), write)
         self._confirmation = Confirmation(
             self._exchange, self._control, self._refusals, self._replication, waits, self._claims
         )
@@ -67,6 +89,17 @@ class StoreConnection:
         """Load the scripts. Raises StoreUnavailable."""
         await self._load_scripts()
 
+    async def connect(self, on_push: Callable[[Any], None] | None = None) -> RespConnection:
+        """A connection of its own, for messages. Raises StoreUnavailable, StoreUnsuitable."""
+        return await self.primary.connect(on_push)
+
+    async def reach(self) -> None:
+        """Have a connection for scripts. Raises NotRun, StoreUnsuitable."""
+        try:
+            await self._control.get()
+        except StoreUnavailable as error:
+            raise NotRun(error) from error
+
     async def close(self) -> None:
         """Close all connections."""
         await self.primary.close()
@@ -74,7 +107,7 @@ class StoreConnection:
     async def run(self, command: Command[Any], *arguments: bytes) -> Buffer:
         """Run a command's script with these arguments; its packed reply, which waits for what it acknowledges.
 
-        Raises StoreRolledBack beside what the transport raises.
+        Raises StoreRolledBack beside what the transport raises, and NotRun where nothing ran at a node of a cluster.
         """
         request = [self._script_call(command, *arguments)]
         return await measured(self._meter, command.script, self._decide(self._control, request, command))
@@ -148,6 +181,17 @@ class StoreConnection:
         part: Buffer = await measured(self._meter, "fetch", self._single(self._reads, command))
         return part
 
+    async def existing(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of the runs that exist."""
+        keys = [index_key(run_id, "run") for run_id in run_ids]
+        if not keys or await self.command("EXISTS", *keys) == len(keys):
+            return list(run_ids)
+        return [run_id for run_id, key in zip(run_ids, keys, strict=True) if await self.command("EXISTS", key)]
+
+    async def infos(self) -> list[dict[str, str]]:
+        """Fields of INFO of every server that decides."""
+        return [fields_of(await self.command("INFO"))]
+
     async def command(self, *parts: Part) -> Any:  # noqa: ANN401 - replies are of any type
         """Send one command."""
         return await measured(self._meter, "command", self._single(self._control, parts))
@@ -161,14 +205,27 @@ class StoreConnection:
 
         replies, at = await self._exchange.request(link, request)
         reply = self._script_reply(replies)
-        if isinstance(reply, ReplyError):
-            if reply.code != "NOSCRIPT":
-                raise self._refusals.fault(reply)
+        if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
             # A transaction again as a whole: the server may be another one by now, without the payloads.
             await self._load_scripts()
             replies, at = await self._exchange.request(link, request)
-            reply = self._refusals.checked(self._script_reply(replies))
+            reply = self._script_reply(replies)
+        if isinstance(reply, ReplyError):
+            raise self._failure(command, reply) from reply
         return await self._confirmation.kept(command, at, reply) if command.acknowledges else reply
+
+    def _failure(self, command: Command[Any], reply: ReplyError) -> Exception:
+        if is_moved(reply):
+            return NotRun(StoreUnavailable(self.name, f"it goes on to answer: {reply}"), reply)
+        if is_torn(reply):
+            self._claims.tear(command.run_id)
+            why = f"a slot moved key by key under the script {command.script}, so run {command.run_id} is paused"
+            log.error("a run may be torn", run=command.run_id, script=command.script, why=str(reply))
+            return StoreUnavailable(self.name, why)
+        return self._refusals.fault(reply)
+
+    async def _policy(self, *command: str) -> Any:  # noqa: ANN401
+        return await self._single(self._control, command)
 
     def _script_reply(self, replies: Sequence[Any]) -> Any:  # noqa: ANN401
         *queued, reply = replies

@@ -22,8 +22,22 @@ _ELSEWHERE = frozenset({"READONLY", "MASTERDOWN"})
 _UNAVAILABLE = frozenset({"LOADING", "BUSY", "NOREPLICAS", "UNBLOCKED"}) | _ELSEWHERE
 """Codes of a server that may do the same later."""
 
+_MOVED = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN"})
+"""Codes of a node of a cluster that does not serve what it was asked for."""
+_TORN = "non local key"
+"""Words of a node under whose script a slot moved key by key."""
+
 _LAYOUT = re.compile(r"rb-layout (\w+)")
 """Pattern of the scripts' refusal of a run in another layout (lua/lib/runs/run.lua)."""
+
+
+class NotRun(Exception):
+    """A node of a cluster was not reached, or refused, so that nothing ran: it may be asked of another one."""
+
+    def __init__(self, failure: StoreUnavailable, reply: ReplyError | None = None) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.reply = reply
 
 
 class Refusals:
@@ -63,6 +77,16 @@ def unrun(replies: Sequence[Any]) -> ReplyError | None:
             if isinstance(reply, ReplyError) and _code(reply) in {"LOADING", *_ELSEWHERE}:
                 return reply
     return None
+
+
+def is_moved(reply: ReplyError) -> bool:
+    """True for a node of a cluster that ran nothing, as another one serves the slot, or nobody does."""
+    return reply.code in _MOVED
+
+
+def is_torn(reply: ReplyError) -> bool:
+    """True for a script that ended in the middle, perhaps after it had written."""
+    return _TORN in str(reply)
 
 
 def is_elsewhere(refusal: ReplyError) -> bool:

@@ -72,9 +72,9 @@ class Waits:
 
 
 class Replication:
-    """What the policies of one process's runs ask for. `ask` is for policies."""
+    """What the policies of one process's runs ask for. `ask` sends one command, and raises error replies."""
 
-    def __init__(self, ask: Send) -> None:
+    def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
         self._ask = ask
         self._policies: dict[str, tuple[float, Wanted]] = {}
 
@@ -85,7 +85,7 @@ class Replication:
             return known[1]
         # The age counts from before the question.
         until = time.monotonic() + POLICY_AGE_S
-        (packed,), _ = await self._ask([("HGET", index_key(run_id, "run"), "policy")], 0.0)
+        packed = await self._ask("HGET", index_key(run_id, "run"), "policy")
         if not isinstance(packed, bytes):
             self._policies.pop(run_id, None)
             return NOTHING

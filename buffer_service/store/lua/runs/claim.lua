@@ -7,7 +7,7 @@
 -- KEYS[1] rb:{R}:run; its fields server, survived (the revision that the run had when that server came to it) and
 --         survived_term (its term then: a resume has settled since what was lost)
 -- ARGV[1] {server (which time as a primary of which life of a server), seen (highest revision that the process has
---         acknowledged, 0 for none)}
+--         acknowledged, 0 for none), secret, torn (1: a script of the run ended in the middle, which pauses it)}
 -- Replies {'claimed'} | {'error', 'unknown_run'} | {'error', 'store_rolled_back', ...}, the run is then paused
 -- Complexity O(1)
 
@@ -15,7 +15,7 @@
 -- @include policy_defaults
 
 local ctx = Run.context()
-local server, seen, secret = unpack(unpack_msg(ARGV[1]), 1, 3)
+local server, seen, secret, torn = unpack(unpack_msg(ARGV[1]), 1, 4)
 if not Run.load(ctx) then
   return refuse('unknown_run')
 end
@@ -40,6 +40,9 @@ if known[1] ~= server then
   survived, term = ctx.state.revision, ctx.state.term
   Run.relieve()
   call('HSET', RUN, 'server', server, 'survived', format('%d', survived), 'survived_term', format('%d', term))
+end
+if torn == 1 then
+  return Run.roll_back(ctx, math.max(seen, ctx.state.revision + 1))
 end
 if seen > survived and ctx.state.term == term then
   Run.roll_back(ctx, math.max(seen, ctx.state.revision + 1))
