@@ -28,6 +28,7 @@ class Traffic:
     slots: list[tuple[int, int]] = field(default_factory=list)
     """First and last slot of the pushers; by default those of each shard."""
     acknowledged: int = 0
+    of_pusher: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     trained: int = 0
     lost: int = 0
     retried: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -53,11 +54,15 @@ class Traffic:
             finally:
                 stop.set()
 
-    async def until_acknowledged(self, groups: int) -> None:
-        """Wait until so many more groups were acknowledged."""
-        enough = self.acknowledged + groups
+    async def until_acknowledged(self, groups: int, pusher: int | None = None) -> None:
+        """Wait until so many more groups were acknowledged, of one pusher or of all."""
+
+        def count() -> int:
+            return self.acknowledged if pusher is None else self.of_pusher[pusher]
+
+        enough = count() + groups
         async with asyncio.timeout(60):
-            while self.acknowledged < enough:
+            while count() < enough:
                 self._acknowledgement.clear()
                 await self._acknowledgement.wait()
 
@@ -69,6 +74,7 @@ class Traffic:
             self.longest_s[number], done_at = max(self.longest_s[number], now - done_at), now
             assert outcome.kind in {ops.PushKind.QUEUED, ops.PushKind.DUPLICATE}
             self.acknowledged += 1
+            self.of_pusher[number] += 1
             self._acknowledgement.set()
             await asyncio.sleep(0.005)
 

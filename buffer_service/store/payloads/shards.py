@@ -9,19 +9,20 @@ import contextlib
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from buffer_service.domain.ops import ShardFacts, StorePlace, StoreShard
 from buffer_service.store.address import Address
 from buffer_service.store.payloads.every_node import EveryNode
-from buffer_service.store.payloads.node import Node, NotSent, Traffic
+from buffer_service.store.payloads.node import Node, Traffic
 from buffer_service.store.payloads.topology import Place, Topology
+from buffer_service.store.transport.refusals import NotRun, is_moved
 from buffer_service.store.transport.replication import NOTHING, Wanted
 from buffer_wire.errors import RolloutBufferError, StoreFault, StoreUnavailable
 from buffer_wire.resp.encoding import Parts
@@ -35,6 +36,8 @@ FRESH_S = 0.1
 """Time, in seconds, for which the nodes' answer is fresh enough for clients: all of a shard may ask at once."""
 WATCH_S = 1.0
 """Period, in seconds, of looking who the primaries are and whether they answer."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -56,12 +59,16 @@ class Errand:
 class Shards:
     """Primaries of one cluster. Call `open`; `watch` is a loop that its owner keeps alive."""
 
-    def __init__(self, url: str, *, ca: Path | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(self, url: str, *, ca: Path | None = None, timeout_s: float = 30.0, decides: bool = False) -> None:
+        """`decides`: runs lie there, not payloads alone."""
         self.address = dataclasses.replace(Address.parse_cluster(url), ca=ca)
+        self._decides = decides
         self.topology = Topology(self.address)
         self.every_node = EveryNode(self.address, self.topology)
         self._timeout_s = timeout_s
         self._nodes: dict[Place, Node] = {}
+        self._said: set[str] = set()
+        """Troubles that the log has, as of the last look."""
         self._place_anew_at = -FRESH_S
 
     async def open(self) -> None:
@@ -103,18 +110,28 @@ class Shards:
 
     async def watch(self) -> None:
         """Follow the topology, and look whether the primaries answer; runs until cancelled."""
-        said: set[str] = set()
-        while True:
-            await asyncio.sleep(WATCH_S)
-            with contextlib.suppress(StoreFault):
-                await self.topology.refresh()
-            try:
-                away = {failure.message for failure in await self._look()}
-            except StoreFault as error:
-                away = {error.message}
-            for why in away - said:
-                log.warning("a shard of the payload store cannot be used", why=why)
-            said = away
+        looking: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await asyncio.sleep(WATCH_S)
+                with contextlib.suppress(StoreFault):
+                    await self.topology.refresh()
+                self._leave_former()
+                # One that answers nothing is waited for beside: it may be a former primary meanwhile.
+                if looking is None or looking.done():
+                    looking = asyncio.create_task(self._say_who_is_away(), name="payload-shards")
+        finally:
+            if looking is not None:
+                looking.cancel()
+
+    async def _say_who_is_away(self) -> None:
+        try:
+            away = {failure.message for failure in await self._look()}
+        except StoreFault as error:
+            away = {error.message}
+        for why in away - self._said:
+            log.warning("a shard of the cluster cannot be used", why=why)
+        self._said = away
 
     async def run(
         self, traffic: Traffic, errands: Sequence[Errand], wanted: Wanted = NOTHING, *, patience_s: float = PATIENCE_S
@@ -140,10 +157,34 @@ class Shards:
             if not left or loop.time() >= until:
                 return
             if not any(errand.asked for errand in left):
-                with contextlib.suppress(StoreFault):
-                    await self.topology.refresh()
-                self._leave_former()
-                await asyncio.sleep(PAUSE_S)
+                await self._find_anew()
+
+    async def at(self, slot: int, act: Callable[[Node], Awaitable[T]]) -> T:
+        """Do something at the primary of a slot, and again, for PATIENCE_S, where NotRun says that nothing ran.
+
+        A script does not follow ASK: of its keys only the first would be asked for at the other node.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE_S
+        while True:
+            place = self.topology.primary_of(slot)
+            failure = StoreUnavailable(self.address.shown, f"nobody serves slot {slot}")
+            if place is not None:
+                try:
+                    return await act(self._node(place))
+                except NotRun as error:
+                    failure = error.failure
+                    if error.reply is not None and error.reply.code == "MOVED":
+                        self.topology.has_moved(slot, _told(error.reply, place))
+            if loop.time() >= until:
+                raise failure
+            await self._find_anew()
+
+    async def _find_anew(self) -> None:
+        with contextlib.suppress(StoreFault):
+            await self.topology.refresh()
+        self._leave_former()
+        await asyncio.sleep(PAUSE_S)
 
     def place_of(self, key: str) -> Place | None:
         """Primary that serves a key, as far as is known."""
@@ -159,7 +200,7 @@ class Shards:
                 commands.append(command)
         try:
             replies, at = await node.request(traffic, commands)
-        except NotSent as error:
+        except NotRun as error:
             _fail(errands, error.failure, is_unrun=True)
             return
         except RolloutBufferError as error:
@@ -187,17 +228,12 @@ class Shards:
         for reply in replies:
             if not isinstance(reply, ReplyError):
                 continue
-            if reply.code in {"MOVED", "ASK"}:
-                _, slot, where = str(reply).split(" ")[:3]
-                host, _, port = where.rpartition(":")
-                to = host.strip("[]") or place[0], int(port)
+            if is_moved(reply):
                 if reply.code == "ASK":
-                    errand.asked = to
-                else:
-                    self.topology.has_moved(int(slot), to)
+                    errand.asked = _told(reply, place)
+                elif reply.code == "MOVED":
+                    self.topology.has_moved(slot_of(errand.key), _told(reply, place))
                 errand.failure, errand.is_unrun = StoreUnavailable(node.name, f"it goes on to answer: {reply}"), True
-            elif reply.code in {"CLUSTERDOWN", "TRYAGAIN"}:
-                errand.failure, errand.is_unrun = StoreUnavailable(node.name, str(reply)), True
             else:
                 try:
                     node.checked(reply)
@@ -209,7 +245,7 @@ class Shards:
         node = self._nodes.get(place)
         if node is None:
             own_key = partial(self.topology.key_at, place)
-            node = self._nodes[place] = Node(self.address.at(*place), self._timeout_s, own_key)
+            node = self._nodes[place] = Node(self.address.at(*place), self._timeout_s, own_key, decides=self._decides)
         return node
 
     def _leave_former(self) -> None:
@@ -229,6 +265,12 @@ class Shards:
             elif isinstance(outcome, BaseException):
                 raise outcome
         return away
+
+
+def _told(reply: ReplyError, place: Place) -> Place:
+    """Node that MOVED or ASK of the node at `place` names."""
+    host, _, port = str(reply).split(" ")[2].rpartition(":")
+    return host.strip("[]") or place[0], int(port)
 
 
 def failure_of(errands: Iterable[Errand]) -> RolloutBufferError | None:
