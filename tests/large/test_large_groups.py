@@ -22,7 +22,7 @@ from tests.support.service import ServiceProcess, running_service
 SAMPLES = 8
 SAMPLE_BYTES = 30_000_000
 """Routed experts of one sample of 32,768 tokens: 58 layers, 8 experts, 2 bytes each."""
-MOST_MEMORY = 150 << 20
+MOST_MEMORY = 64 << 20
 """Bytes that an rpc process may take beyond what it has at rest; a group has 240 MB."""
 
 
