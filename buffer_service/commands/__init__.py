@@ -1,6 +1,6 @@
 """Commands: the operations on a run as values, by name; see domain/command.py."""
 
-from buffer_service.commands.batches import checkpoint, commit, pull, report_lost, resume
+from buffer_service.commands.batches import checkpoint, commit, commit_and_checkpoint, pull, report_lost, resume
 from buffer_service.commands.evaluating import (
     delete_evaluation,
     evaluation,
@@ -18,6 +18,7 @@ __all__ = [
     "abandon_push",
     "checkpoint",
     "commit",
+    "commit_and_checkpoint",
     "continue_run",
     "delete_evaluation",
     "drain_run",

@@ -52,8 +52,18 @@ def checkpoint(
     run_id: str, term: int, through_step: int, *, seen_revision: Revision = NO_REVISION
 ) -> Command[tuple[Revision, int]]:
     """Free replay data and tombstones: (revision, checkpointed_steps). Raises StaleTerm, NotCommitted."""
-    arguments = pack(seen_revision, term, through_step)
-    return Command(run_id, "checkpoint", arguments, _steps, rest=free(run_id), trash=True)
+    arguments = pack(seen_revision, term, through_step, UNSET)
+    return Command(run_id, "checkpoint", arguments, _checkpointed, rest=free(run_id), trash=True)
+
+
+def commit_and_checkpoint(
+    run_id: str, term: int, commit_through: int, through_step: int, *, seen_revision: Revision = NO_REVISION
+) -> Command[tuple[int, int]]:
+    """Do as `commit` and then `checkpoint` do, in one call: (committed_steps, checkpointed_steps). Raises StaleTerm,
+    StepAhead; and NotCommitted, which undoes no commit.
+    """
+    arguments = pack(seen_revision, term, through_step, commit_through)
+    return Command(run_id, "checkpoint", arguments, _both, rest=free(run_id), trash=True)
 
 
 def resume(run_id: str, resume: ops.Resume) -> Command[ops.Resumed]:
@@ -66,6 +76,16 @@ def resume(run_id: str, resume: ops.Resume) -> Command[ops.Resumed]:
 def _steps(_tag: str, fields: Fields) -> tuple[Revision, int]:
     revision, steps, _ = fields
     return revision, steps
+
+
+def _checkpointed(_tag: str, fields: Fields) -> tuple[Revision, int]:
+    revision, _, checkpointed, _ = fields
+    return revision, checkpointed
+
+
+def _both(_tag: str, fields: Fields) -> tuple[int, int]:
+    _, committed, checkpointed, _ = fields
+    return committed, checkpointed
 
 
 def _short(step: int, fields: Fields) -> ops.Short:

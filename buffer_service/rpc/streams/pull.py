@@ -8,7 +8,7 @@ Large groups of a client that reads from the store itself are sent as their keys
 and stand in the stream where they stand in the step. Groups larger than a message are sent as keys to whoever reads
 parts. Those of a client that does not read from the store are checked first, part by part.
 
-A commit and a checkpoint that come with the pull are done first, one after the other: what is refused ends the call.
+A commit and a checkpoint that come with the pull are done first, in this order: what is refused ends the call.
 """
 
 import asyncio
@@ -89,15 +89,16 @@ class PullStream:
 
     async def _progress(self, run_id: str, request: pb.PullBatchRequest, seen: Revision) -> tuple[int, int]:
         """Commit and checkpoint what the request names; the replies' numbers of steps, 0 for what it does not name."""
-        committed = checkpointed = 0
-        if request.HasField("commit_through_step"):
-            through = request.commit_through_step
-            _, committed = await self._store.call(commands.commit(run_id, request.term, through, seen_revision=seen))
-        if request.HasField("checkpoint_through_step"):
-            through = request.checkpoint_through_step
-            checkpoint = commands.checkpoint(run_id, request.term, through, seen_revision=seen)
-            _, checkpointed = await self._store.call(checkpoint)
-        return committed, checkpointed
+        term, committing, through = request.term, request.commit_through_step, request.checkpoint_through_step
+        commits, checkpoints = request.HasField("commit_through_step"), request.HasField("checkpoint_through_step")
+        call = self._store.call
+        if commits and checkpoints:
+            return await call(commands.commit_and_checkpoint(run_id, term, committing, through, seen_revision=seen))
+        if commits:
+            return (await call(commands.commit(run_id, term, committing, seen_revision=seen)))[1], 0
+        if checkpoints:
+            return 0, (await call(commands.checkpoint(run_id, term, through, seen_revision=seen)))[1]
+        return 0, 0
 
     async def _assembled(self, run_id: str, pull: ops.Pull, seen: Revision, wait_s: float) -> ops.Batch:
         with self._metrics.pulling(run_id) as wait:
