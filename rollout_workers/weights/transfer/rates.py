@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 MAX_STREAMS = 16
 """Most connections to one server for one file."""
 
-_NEAR_S = 0.01
+_PER_STREAM_S = 0.005
 _MEASURED_S = 300.0
 _FAILED_S = 60.0
 _SETTLED = 1.5
@@ -79,9 +79,9 @@ class Rates:
         return [*idle, *measured, *busy], failed
 
     def streams(self, url: str) -> int:
-        """Connections that a server is worth: one for each 10 ms until it answers."""
+        """Connections that a server is worth: one for each 5 ms until it answers."""
         latency = self._of(url).latency_s
-        return 1 if math.isinf(latency) else max(1, min(MAX_STREAMS, int(latency / _NEAR_S)))
+        return 1 if math.isinf(latency) else max(1, min(MAX_STREAMS, int(latency / _PER_STREAM_S)))
 
     def describe(self, mirrors: Sequence[str]) -> str:
         """Say what is known of each mirror, as a line of the log that explains the choice."""
