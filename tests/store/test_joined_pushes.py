@@ -27,14 +27,16 @@ class Counted(NoMeter):
         self.calls[operation] += 1
 
 
-async def test_pushes_at_the_same_time_share_calls(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pushes_at_the_same_time_share_calls(
+    run: Run, cluster: StoreCluster | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await run.create(max_queued_groups=200)
     counted = Counted()
     monkeypatch.setattr(run.store._connection, "_meter", counted)
     names = [f"t{i}" for i in range(64)]
     results = await asyncio.gather(*(run.store.push(RUN, [run.group(name, name.encode())]) for name in names))
-    # The first leaves alone, since nothing is under way.
-    assert counted.calls["push"] <= 6
+    # The first leaves alone, since nothing is under way. Those on a cluster come when their payloads are stored.
+    assert counted.calls["push"] <= (3 if cluster is None else 32)
     assert [[one.group_id for one in result.outcomes] for result in results] == [[f"{name}/0"] for name in names]
     assert {one.kind for result in results for one in result.outcomes} == {ops.PushKind.QUEUED}
     assert await run.ledger() == {"accepted": 64, "queued": 64}
@@ -94,7 +96,7 @@ async def test_a_revision_that_nobody_gave_out_is_refused_alone(run: Run) -> Non
     await run.check()
 
 
-async def test_a_store_that_was_rolled_back_is_found_out_by_any_of_them(run: Run) -> None:
+async def test_a_store_that_was_rolled_back_is_found_out_by_any_of_them(run: Run, cluster: StoreCluster | None) -> None:
     await run.create(max_queued_groups=100)
     ahead = (await run.view()).revision + 5
     seen = [claim(ahead if i == 4 else 0) for i in range(8)]
@@ -102,8 +104,10 @@ async def test_a_store_that_was_rolled_back_is_found_out_by_any_of_them(run: Run
     results = await asyncio.gather(*pushes, return_exceptions=True)
     assert isinstance(results[4], StoreRolledBack)
     assert (await run.view()).paused == "store_rolled_back"
-    # The first had left before.
-    assert await run.ledger() == {"accepted": 1, "queued": 1}
+    # Whoever was accepted had left before; beside the index that is the first one.
+    accepted = sum(isinstance(result, ops.PushResult) for result in results)
+    assert accepted == 1 or (cluster is not None and accepted < 8)
+    assert (await run.view()).groups["accepted"].groups == accepted
     await run.check()
 
 

@@ -80,7 +80,9 @@ def new_group(body: memoryview, most: Limits) -> ops.NewGroup:
     if stored is None:
         checksum = group_checksum(head, payload_checksum(payload))
         # Parts are for a group as it is nearly always written, since whoever checks them sees its head alone.
-        parts = part_count(len(body)) if usual_head(body, len(body)) else 0
+        parts = part_count(len(body))
+        if parts and not usual_head(body, len(body)):
+            parts = 0
         return ops.NewGroup(_facts(header, summary, len(body)), body, checksum, parts=parts)
     if payload:
         raise InvalidField("payload", f"{len(payload)} bytes", "none where `stored` says where it lies")
