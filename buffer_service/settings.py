@@ -88,11 +88,11 @@ class Settings(BaseSettings):
     data_dir: Path = Field(default_factory=default_data_dir)
     """Embedded store and service.json; locked while the service runs."""
     store: str = ""
-    """redis://, rediss://, unix:// or redis+sentinel://host:port,…/service URL of a Redis or Valkey that runs already;
-    empty: the embedded one."""
+    """redis://, rediss://, unix:// or redis+sentinel://host:port,…/service URL of a Redis or Valkey that runs already,
+    or redis+cluster://host:port,… of a cluster, over which runs spread; empty: the embedded one."""
     payload_store: str = ""
     """redis+cluster://host:port,… or rediss+cluster:// URL of a Valkey or Redis Cluster for payloads; empty: they lie
-    in the store, beside what decides. It may change while there is no run."""
+    in the store, beside what decides, or on all of its shards. It may change while there is no run."""
     store_ca: Path | None = None
     """PEM file of the authorities of a rediss:// store, its Sentinels and a payload store; default: the system's. Read
     again for every connection."""
@@ -193,7 +193,9 @@ class Settings(BaseSettings):
 
     def _check_payloads(self) -> None:
         listen = Address.parse(self.payload_listen) if self.payload_listen else None
-        if self.payload_store and (listen is not None or self.payload_address):
+        if self.payload_store and "+cluster:" in self.store:
+            raise ValueError("the store is a cluster, so payloads lie there too: leave out payload_store")
+        if (self.payload_store or "+cluster:" in self.store) and (listen is not None or self.payload_address):
             raise ValueError("payload_listen and payload_address are of one server: a cluster names its own addresses")
         if listen is not None and self.store:
             raise ValueError("payload_listen is for the embedded store; one of its own has its own address")

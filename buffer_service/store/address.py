@@ -61,7 +61,7 @@ class Address:
             raise StoreUnsuitable(
                 shown,
                 "its address must be unix:///path, redis://host:port/database, rediss://… or valkey://…, or "
-                "redis+sentinel://host:port,host:port/service/database",
+                "redis+sentinel://host:port,host:port/service/database, or redis+cluster://host:port,host:port",
             ) from error
 
     @classmethod
@@ -96,6 +96,11 @@ class Address:
             return ssl.create_default_context(cafile=self.ca) if self.tls else None
         except OSError as error:
             raise StoreUnavailable(self.shown, f"its certificate authorities in {self.ca}: {error}") from error
+
+
+def is_cluster(url: str) -> bool:
+    """True for the address of a cluster."""
+    return url.partition("://")[0].endswith(CLUSTER)
 
 
 def redacted(url: str) -> str:

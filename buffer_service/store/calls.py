@@ -10,7 +10,7 @@ from buffer_service.commands.replies import parse, text
 from buffer_service.domain.command import Command, Fields
 from buffer_service.store.keys import index_key
 from buffer_service.store.payloads.tier import Deleted, PayloadTier
-from buffer_service.store.transport.connection import StoreConnection
+from buffer_service.store.transport.index import Index
 from buffer_wire.errors import (
     LayoutChanged,
     NotReplicated,
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Calls:
     """A connection and the runs that are known to exist on it."""
 
-    def __init__(self, connection: StoreConnection, tier: PayloadTier) -> None:
+    def __init__(self, connection: Index, tier: PayloadTier) -> None:
         self._connection = connection
         self._tier = tier
         self._known: set[str] = set()

@@ -12,7 +12,7 @@ from buffer_service.domain.ops.groups import STAGING_AGE_MS
 from buffer_service.store.calls import Calls
 from buffer_service.store.keys import index_key
 from buffer_service.store.payloads.audit import Audit
-from buffer_service.store.transport.connection import StoreConnection
+from buffer_service.store.transport.index import Index
 from buffer_service.store.users import PayloadUsers
 from buffer_wire.errors import LayoutChanged, RolloutBufferError, UnknownRun
 
@@ -28,9 +28,7 @@ class _PayloadsLeft(Exception):
 class Housekeeping:
     """Housekeeping of the store: lists, sweeps and deletes runs."""
 
-    def __init__(
-        self, connection: StoreConnection, calls: Calls, users: PayloadUsers, audit: Audit | None = None
-    ) -> None:
+    def __init__(self, connection: Index, calls: Calls, users: PayloadUsers, audit: Audit | None = None) -> None:
         self._connection = connection
         self._calls = calls
         self._users = users

@@ -14,7 +14,9 @@ from buffer_service.domain import inspection as ins
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.store.address import is_cluster
 from buffer_service.store.calls import Calls
+from buffer_service.store.cluster.index import ClusterIndex
 from buffer_service.store.housekeeping import Housekeeping
 from buffer_service.store.keys import index_key, new_secret
 from buffer_service.store.notifications import StoreNotifications
@@ -26,9 +28,10 @@ from buffer_service.store.pushing import Pushing
 from buffer_service.store.recent import RecentPayloads
 from buffer_service.store.suitability import check_layout, check_suitable
 from buffer_service.store.transport.connection import StoreConnection
+from buffer_service.store.transport.index import Index
 from buffer_service.store.transport.meter import CallMeter, NoMeter
 from buffer_service.store.users import PayloadUsers
-from buffer_wire.errors import InvalidField, RunExists, StoreUnavailable, UnknownRun
+from buffer_wire.errors import InvalidField, RunExists, StoreUnavailable, StoreUnsuitable, UnknownRun
 from buffer_wire.revision import NO_REVISION, Revision
 
 T = TypeVar("T")
@@ -46,10 +49,15 @@ class RedisRunStore:
     number of replicas may work on the same run.
     """
 
-    def __init__(
-        self, connection: StoreConnection, shards: Shards | None, recent: RecentPayloads, meter: CallMeter
-    ) -> None:
-        tier: PayloadTier = ClusterPayloads(connection, shards, meter) if shards else WithIndex(connection)
+    def __init__(self, connection: Index, shards: Shards | None, recent: RecentPayloads, meter: CallMeter) -> None:
+        self._one = connection if isinstance(connection, StoreConnection) else None
+        """Connection to the one server that decides; None where runs are spread over `shards`."""
+        tier: PayloadTier
+        if shards is not None:
+            tier = ClusterPayloads(connection, shards, meter)
+        else:
+            assert self._one is not None  # noqa: S101 - there is one of the two
+            tier = WithIndex(self._one)
         self.notifications = StoreNotifications(connection)
         self._connection = connection
         self._shards = shards
@@ -79,8 +87,12 @@ class RedisRunStore:
         service's own, which it has refuse writes where its disk has no room (supervisor/disk.py). `payload_store`:
         address of the cluster that payloads lie on; empty: they lie beside the index.
 
+        A `store` that is a cluster has its payloads on all of its shards, and each run in a slot of its own.
+
         Raises StoreUnavailable, StoreUnsuitable.
         """
+        if is_cluster(store):
+            return await cls._connect_cluster(store, payload_store, ca, timeout_s, recent_bytes, meter)
         shards = Shards(payload_store, ca=ca, timeout_s=timeout_s) if payload_store else None
         connection = StoreConnection(
             store, ca=ca, embedded=embedded, timeout_s=timeout_s, meter=meter, apart=shards is not None
@@ -94,15 +106,52 @@ class RedisRunStore:
         except BaseException:
             await self.close()
             raise
-        loops = {"notifications": self.notifications.listen(), "primary": connection.primary.watch()}
-        if shards is not None:
-            loops["shards"] = shards.watch()
-        self._tasks = [asyncio.create_task(loop, name=f"store-{name}") for name, loop in loops.items()]
+        self._begin()
         return self
+
+    @classmethod
+    async def _connect_cluster(
+        cls,
+        store: str,
+        payload_store: str,
+        ca: Path | None,
+        timeout_s: float,
+        recent_bytes: int,
+        meter: CallMeter | None,
+    ) -> Self:
+        shards = Shards(store, ca=ca, timeout_s=timeout_s, decides=True)
+        if payload_store:
+            raise StoreUnsuitable(
+                shards.address.shown, "it is a cluster, so payloads lie there: leave out --payload-store"
+            )
+        index = ClusterIndex(shards, timeout_s=timeout_s, meter=meter)
+        self = cls(index, shards, RecentPayloads(recent_bytes), meter or NoMeter())
+        try:
+            await shards.open()
+            await index.check()
+        except BaseException:
+            await self.close()
+            raise
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
+        """Begin to listen, and to look where the servers are."""
+        loops = {"notifications": self.notifications.listen()}
+        if self._one is not None:
+            loops["primary"] = self._one.primary.watch()
+        if self._shards is not None:
+            loops["shards"] = self._shards.watch()
+        self._tasks = [asyncio.create_task(loop, name=f"store-{name}") for name, loop in loops.items()]
 
     async def check_layout(self) -> None:
         """Raises LayoutChanged once a service of another version has taken the store over; StoreUnavailable."""
-        await check_layout(self._connection, apart=self._shards is not None)
+        await check_layout(self._connection, apart=self._has_place)
+
+    @property
+    def _has_place(self) -> bool:
+        """True where payloads lie on servers that are not the index's, which the index notes."""
+        return self._shards is not None and self._one is not None
 
     async def close(self) -> None:
         """Close connections."""
@@ -127,7 +176,7 @@ class RedisRunStore:
     ) -> tuple[ops.RunView, bool]:
         """Create a run, or find it."""
         # The script sees the layout of the run alone, which is ours.
-        await check_layout(self._connection, apart=self._shards is not None)
+        await check_layout(self._connection, apart=self._has_place)
         await self._connection.command("SADD", self._connection.names.runs, run_id)
         created, differs = await self.call(runs.create_run(run_id, policy, revision, secret or new_secret()))
         # A sweep may have taken a run of that name off the list before this one was there.
@@ -193,7 +242,10 @@ class RedisRunStore:
 
     async def payload_place(self, *, anew: bool = False) -> ops.StorePlace:
         """Place of the payloads: where the service reaches them at present."""
-        return self._connection.primary.place() if self._shards is None else await self._shards.place(anew=anew)
+        if self._shards is not None:
+            return await self._shards.place(anew=anew)
+        assert self._one is not None  # noqa: S101 - there is one of the two
+        return self._one.primary.place()
 
     async def payload_user(self, run_id: str, direction: ops.Direction, noted: ops.NotedClient) -> ops.StoreUser:
         """A user of the store for the payloads of a run."""

@@ -33,8 +33,7 @@ async def check_suitable(connection: Store, *, apart: bool = False) -> None:
     """
     info = fields_of(await connection.command("INFO"))
     version = info.get("valkey_version") or info.get("redis_version", "")
-    number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if number < OLDEST:
+    if _number(version) < OLDEST:
         raise StoreUnsuitable(connection.name, f"version {version or 'unknown'} is older than 6.2")
     if info.get("cluster_enabled") == "1":
         raise StoreUnsuitable(
@@ -123,6 +122,24 @@ def refuse_eviction(store: str, info: dict[str, str]) -> None:
             f"maxmemory-policy is {policy or 'unknown'}, which deletes acknowledged groups when memory runs short; "
             "set it with `CONFIG SET maxmemory-policy noeviction` or in the server's configuration",
         )
+
+
+def refuse_classic_migration(store: str, info: dict[str, str]) -> None:
+    """Raises StoreUnsuitable for a server that moves slots key by key alone, under scripts that run; `info` is its INFO
+    server.
+    """
+    name, needed = ("valkey_version", (9, 0)) if "valkey_version" in info else ("redis_version", (8, 4))
+    version = info.get(name, "")
+    if _number(version) < needed:
+        raise StoreUnsuitable(
+            store,
+            f"{name} is {version or 'unknown'}, which cannot move a slot as a whole; runs on a cluster need Valkey 9.0 "
+            "or Redis 8.4",
+        )
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def fields_of(info: bytes) -> dict[str, str]:

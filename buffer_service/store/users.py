@@ -19,7 +19,7 @@ from buffer_service.commands.replies import text
 from buffer_service.domain.ops import Direction, StoreUser
 from buffer_service.domain.ports import UsersRefused
 from buffer_service.store.payloads.every_node import EveryNode
-from buffer_service.store.transport.connection import StoreConnection
+from buffer_service.store.transport.index import Index
 from buffer_wire.errors import StoreFault, StoreUnavailable
 from buffer_wire.payloads.keys import key_prefix
 
@@ -44,7 +44,7 @@ class PayloadUsers:
     `connection` leads to the index; `nodes` are those of a cluster that payloads lie on, None where there is none.
     """
 
-    def __init__(self, connection: StoreConnection, nodes: EveryNode | None = None) -> None:
+    def __init__(self, connection: Index, nodes: EveryNode | None = None) -> None:
         self._connection = connection
         self._nodes = nodes
         self._database = connection.address.database

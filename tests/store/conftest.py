@@ -1,4 +1,7 @@
-"""One private server for the session, emptied for every test; RB_TEST_PAYLOADS=cluster: and a cluster for payloads."""
+"""One private server for the session, emptied for every test; RB_TEST_PAYLOADS=cluster: and a cluster for payloads.
+
+RB_TEST_STORE=cluster: a cluster alone, for runs and payloads.
+"""
 
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +31,11 @@ BESIDE_INDEX = {
 }
 """Tests of what is otherwise where payloads lie on a cluster."""
 
+RUNS_ON_CLUSTER = os.environ.get("RB_TEST_STORE") == "cluster"
+PAYLOADS_ON_CLUSTER = RUNS_ON_CLUSTER or os.environ.get("RB_TEST_PAYLOADS") == "cluster"
+ABOUT_ONE_SERVER: set[str] = set()
+"""Tests that have a server of their own, or reach into it; left out where runs lie on a cluster."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out, over a cluster, what is about payloads beside the index."""
@@ -48,7 +56,7 @@ def server() -> Iterator[StoreServer]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[StoreCluster | None]:
     """The cluster that payloads lie on, None where they lie beside the index."""
-    if os.environ.get("RB_TEST_PAYLOADS") != "cluster":
+    if not PAYLOADS_ON_CLUSTER:
         yield None
         return
     with store_cluster() as running:
@@ -57,7 +65,7 @@ def cluster() -> Iterator[StoreCluster | None]:
 
 @pytest.fixture
 async def store(server: StoreServer, cluster: StoreCluster | None) -> AsyncIterator[RedisRunStore]:
-    connected = await emptied(server, cluster)
+    connected = await emptied(None if RUNS_ON_CLUSTER else server, cluster)
     yield connected
     await connected.close()
 

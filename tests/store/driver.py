@@ -23,7 +23,7 @@ from tests.oracle.rules.proofs import prove
 from tests.support.store_cluster import StoreCluster
 from tests.support.store_server import StoreServer
 
-_OF_SERVERS = re.compile(r"rb:payloads|rb:audited:.*")
+_OF_SERVERS = re.compile(r"rb:payloads|rb:audited:.*|rb:replicated:.*")
 
 RUN = "a-run.1"
 SECRET = "known to the tests alone"
@@ -42,18 +42,24 @@ def _text(part: Any) -> str:
     return text(bytes(part)) if isinstance(part, bytes | memoryview) else str(part)
 
 
-async def emptied(server: StoreServer, cluster: StoreCluster | None, *, keep: bool = False) -> RedisRunStore:
-    """A store on servers that are emptied first, or kept as they are for another replica."""
+async def emptied(server: StoreServer | None, cluster: StoreCluster | None, *, keep: bool = False) -> RedisRunStore:
+    """A store on servers that are emptied first, or kept as they are for another replica.
+
+    Without a server of its own the index lies on the cluster too.
+    """
     if not keep:
-        server.flush()
-        if cluster is not None:
-            cluster.flush()
+        for servers in (server, cluster):
+            if servers is not None:
+                servers.flush()
+    if server is None:
+        assert cluster is not None
+        return await RedisRunStore.connect(cluster.url, timeout_s=10)
     return await RedisRunStore.connect(server.url, timeout_s=10, payload_store=cluster.url if cluster else "")
 
 
 async def beside(store: RedisRunStore) -> RedisRunStore:
     """Another replica of the same store."""
-    payload_store = store._shards.address.shown if store._shards is not None else ""
+    payload_store = store._shards.address.shown if store._shards is not None and store._one is not None else ""
     return await RedisRunStore.connect(store._connection.address.shown, timeout_s=10, payload_store=payload_store)
 
 
@@ -62,13 +68,14 @@ async def sent(store: RedisRunStore, *parts: Any) -> Any:
     shards = store._shards
     if shards is None:
         return await store._connection.command(*parts)
-    if len(parts) < 2 or not _text(parts[1]).startswith("rb:p:"):
+    if len(parts) < 2 or not (_text(parts[1]).startswith("rb:p:") or (parts[0] == "KEYS" and store._one is None)):
         reply = await store._connection.command(*parts)
         # What the index says of its servers of payloads belongs to no run.
         return [key for key in reply if not _OF_SERVERS.fullmatch(text(key))] if parts[0] == "KEYS" else reply
     if parts[0] == "KEYS":
         replies = [(await node.request(Traffic.READS, [parts]))[0][0] for node in shards.nodes()]
-        return [key for reply in replies for key in reply]
+        keys = [key for reply in replies for key in reply]
+        return [key for key in keys if not _OF_SERVERS.fullmatch(text(key))]
     errands = [Errand(_text(key), [(parts[0], key)]) for key in parts[1:]] if parts[0] == "UNLINK" else []
     errands = errands or [Errand(_text(parts[1]), [parts])]
     await shards.run(Traffic.WRITES, errands)

@@ -23,7 +23,7 @@ from buffer_service.store.keys import audited_key, index_key
 from buffer_service.store.payloads.node import Node, Traffic
 from buffer_service.store.payloads.shards import Errand, Shards, failure_of
 from buffer_service.store.payloads.tier import PayloadTier
-from buffer_service.store.transport.connection import StoreConnection
+from buffer_service.store.transport.index import Index
 from buffer_wire.codec import MalformedMessage, fields, read_varint
 from buffer_wire.errors import UnknownRun
 from buffer_wire.payloads.keys import part_keys, parts_of
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 class Audit:
     """Audits of one process; `run` is called again and again."""
 
-    def __init__(self, index: StoreConnection, calls: Calls, shards: Shards, tier: PayloadTier) -> None:
+    def __init__(self, index: Index, calls: Calls, shards: Shards, tier: PayloadTier) -> None:
         self._index = index
         self._calls = calls
         self._shards = shards

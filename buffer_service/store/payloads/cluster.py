@@ -20,7 +20,7 @@ from buffer_service.store.payloads.node import Traffic
 from buffer_service.store.payloads.shards import Errand, Shards, failure_of
 from buffer_service.store.payloads.tier import Deleted
 from buffer_service.store.payloads.topology import Place
-from buffer_service.store.transport.connection import StoreConnection
+from buffer_service.store.transport.index import Index
 from buffer_service.store.transport.meter import CallMeter, measured
 from buffer_service.store.transport.replication import Wanted
 from buffer_wire.errors import StoreFault
@@ -34,7 +34,7 @@ class ClusterPayloads:
 
     stores_first = True
 
-    def __init__(self, index: StoreConnection, shards: Shards, meter: CallMeter) -> None:
+    def __init__(self, index: Index, shards: Shards, meter: CallMeter) -> None:
         self._index = index
         self._shards = shards
         self._meter = meter

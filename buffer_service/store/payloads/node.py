@@ -1,4 +1,4 @@
-"""A primary of the cluster that payloads lie on: its connections, and what makes its writes safe.
+"""A primary of a cluster: its connections, and what makes its writes safe.
 
 Invariants: a connection that is handed out leads to a primary that evicts nothing and serves its slots whatever becomes
 of the others. A write counts once the replicas that are asked for have it, and the append-only file where there is one.
@@ -15,10 +15,10 @@ import structlog
 from buffer_service.commands.replies import text
 from buffer_service.store.address import Address
 from buffer_service.store.primary import NAMED_TIMEOUT_S, Primary
-from buffer_service.store.suitability import fields_of
+from buffer_service.store.suitability import fields_of, refuse_classic_migration
 from buffer_service.store.transport.exchange import Exchange
 from buffer_service.store.transport.link import Link
-from buffer_service.store.transport.refusals import Refusals
+from buffer_service.store.transport.refusals import NotRun, Refusals
 from buffer_service.store.transport.replication import Waits, Wanted
 from buffer_service.store.transport.shared_calls import SharedCalls
 from buffer_wire.errors import StoreFault, StoreUnavailable, StoreUnsuitable
@@ -36,39 +36,35 @@ COVERAGE = "cluster-require-full-coverage"
 log = structlog.get_logger(__name__)
 
 
-class NotSent(Exception):
-    """The node could not be reached: nothing was sent."""
-
-    def __init__(self, failure: StoreUnavailable) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-
-
 class Traffic(Enum):
     """Purpose of a connection: large bodies would hold others up."""
 
     WRITES = "writes"
     READS = "reads"
     DELETIONS = "deletions"
+    COMMANDS = "commands"
 
 
 class Node:
     """One primary. `own_key` names a key in a slot that it serves."""
 
-    def __init__(self, address: Address, timeout_s: float, own_key: Callable[[], str]) -> None:
+    def __init__(
+        self, address: Address, timeout_s: float, own_key: Callable[[], str], *, decides: bool = False
+    ) -> None:
+        self.own_key = own_key
         self.name = address.shown
         self.tenure = ""
         """Term of the server as primary, as of the newest answer; empty before."""
-        self._primary = _ClusterPrimary(address)
+        self.primary = _ClusterPrimary(address, decides=decides)
         self._refusals = Refusals(self.name, embedded=False)
-        exchange = Exchange(self._primary, self._refusals, timeout_s)
-        brief = Exchange(self._primary, self._refusals, BRIEF_S)
+        exchange = Exchange(self.primary, self._refusals, timeout_s)
+        brief = Exchange(self.primary, self._refusals, BRIEF_S)
         self._links = {
-            traffic: (Link(self._primary), brief if traffic is Traffic.DELETIONS else exchange) for traffic in Traffic
+            traffic: (Link(self.primary), brief if traffic is Traffic.DELETIONS else exchange) for traffic in Traffic
         }
-        self._control = Link(self._primary)
+        self._control = Link(self.primary)
         self._exchange = exchange
-        self._waits = Waits(self.name, lambda: exchange.over(Link(self._primary)), lambda: ("SET", own_key(), ""))
+        self._waits = Waits(self.name, lambda: exchange.over(Link(self.primary)), lambda: ("SET", own_key(), ""))
         self._appended = SharedCalls(self._ask_whether_appended)
         self._away: tuple[float, StoreUnavailable] | None = None
 
@@ -80,16 +76,16 @@ class Node:
     async def request(self, traffic: Traffic, commands: Sequence[Parts]) -> tuple[list[Any], RespConnection]:
         """Replies to commands, error replies among them, and the connection that they came over.
 
-        Raises NotSent, and StoreUnavailable when it is not known what ran; StoreUnsuitable.
+        Raises NotRun, and StoreUnavailable when it is not known what ran; StoreUnsuitable.
         """
         link, exchange = self._links[traffic]
         if traffic is Traffic.DELETIONS and self._away is not None and self._away[0] > time.monotonic():
-            raise NotSent(self._away[1])
+            raise NotRun(self._away[1])
         try:
             connection = await link.get()
         except StoreUnavailable as error:
             self._away = time.monotonic() + AWAY_S, error
-            raise NotSent(error) from error
+            raise NotRun(error) from error
         self.tenure = connection.tenure
         try:
             replies, at = await exchange.commands(link, commands)
@@ -103,7 +99,7 @@ class Node:
         """Replies to commands. Raises StoreFault, for an error reply too."""
         try:
             replies, _ = await self.request(traffic, commands)
-        except NotSent as error:
+        except NotRun as error:
             raise error.failure from error
         return [self.checked(reply) for reply in replies]
 
@@ -136,7 +132,7 @@ class Node:
 
     def end(self, why: str) -> None:
         """End its connections."""
-        self._primary.end(why)
+        self.primary.end(why)
 
     async def _ask_whether_appended(self) -> str:
         """See transport/confirmation.py."""
@@ -148,8 +144,9 @@ class Node:
 class _ClusterPrimary(Primary):
     """A primary that says it is one of a cluster, with settings that lose nothing."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, decides: bool) -> None:
         super().__init__(address, connect_timeout_s=NAMED_TIMEOUT_S)
+        self._decides = decides
 
     async def connect(self, on_push: Callable[[Any], None] | None = None) -> RespConnection:
         """See Primary.connect. Raises StoreUnsuitable too for a server with other settings."""
@@ -166,14 +163,18 @@ class _ClusterPrimary(Primary):
 
     async def _check(self, connection: RespConnection) -> None:
         shown = self.address.shown
-        role, info, coverage = await connection.request([("ROLE",), ("INFO", "cluster"), ("CONFIG", "GET", COVERAGE)])
+        role, info, server, coverage = await connection.request(
+            [("ROLE",), ("INFO", "cluster"), ("INFO", "server"), ("CONFIG", "GET", COVERAGE)]
+        )
         if text(role[0]) != "master":
             raise StoreUnavailable(shown, f"it serves no slots: its role is {text(role[0])}")
         if fields_of(info).get("cluster_enabled") != "1":
             raise StoreUnsuitable(shown, "it does not run in cluster mode")
+        if self._decides:
+            refuse_classic_migration(shown, fields_of(server))
         if isinstance(coverage, ReplyError) or not coverage:
-            log.warning("a server of payloads does not tell a setting, which has to be no", server=shown, name=COVERAGE)
+            log.warning("a node of a cluster does not tell a setting, which has to be no", server=shown, name=COVERAGE)
         elif text(coverage[1]) != "no":
             raise StoreUnsuitable(
-                shown, f"{COVERAGE} is {text(coverage[1])}: with one shard all payloads would be away; set it to no"
+                shown, f"{COVERAGE} is {text(coverage[1])}: with one shard all would be away; set it to no"
             )
