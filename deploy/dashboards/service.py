@@ -4,7 +4,9 @@ from deploy.dashboards.panels import Number, Series, TimeSeries
 from deploy.dashboards.queries import of_processes, of_service, process_quantile, process_rate
 from deploy.dashboards.rendering import Dashboard, Row
 
-_AT_ONCE = "~GetRun|SubmitTasks|ExtendLeases|Heartbeat|ReturnLeases|PushGroup|Commit|Checkpoint|Resume|Publish|ReportEngine"
+_AT_ONCE = (
+    "~GetRun|SubmitTasks|ExtendLeases|Heartbeat|ReturnLeases|PushGroup|Commit|Checkpoint|Resume|Publish|ReportEngine"
+)
 """They wait for nothing but the store."""
 _WAITING = "~PullBatch|LeaseTasks"
 _SHARES = (0.5, 0.9)
