@@ -136,9 +136,7 @@ def _refuse_waits_for_more_than_fits(policy: "RunPolicy") -> None:
         raise InvalidPolicy("stale_action", why)
     admitted = (policy.max_lookahead + 1) * policy.batches_per_publish * policy.batch_groups
     if policy.max_queued_groups < admitted:
-        why = (
-            f"{policy.max_queued_groups} is below {admitted}: wait needs room for all that max_lookahead admits"
-        )
+        why = f"{policy.max_queued_groups} is below {admitted}: wait needs room for all that max_lookahead admits"
         raise InvalidPolicy("max_queued_groups", why)
     if policy.batch_tokens:
         raise InvalidPolicy("stale_action", "wait needs batches of batch_groups groups, without batch_tokens")
