@@ -1,7 +1,7 @@
 """Every query of every panel finds data, and the alerts fire, on a real Prometheus that scrapes a real loaded service.
 
 One story, because engines count as silent after a minute only: a run at work and faults beside it, then a store that is
-full, a store that is gone, and a service that is gone.
+full, a shard that is gone, a store that is gone, and a service that is gone. Payloads lie on a cluster without replicas.
 """
 
 import json
@@ -18,6 +18,7 @@ from tests.dashboards.loop import RUN, Trainer, worker
 from tests.dashboards.prometheus import NAMESPACE, WINDOW, Prometheus, prometheus
 from tests.security.guarded import add_token
 from tests.support.service import running_service
+from tests.support.store_cluster import store_cluster
 from tests.support.store_server import store_server
 
 CHART = Path(__file__).parents[2] / "deploy/helm/rollout-buffer"
@@ -50,7 +51,12 @@ NEVER_OF_A_GOOD_RUN = {
 """Alerts beside two that may fire: with windows of seconds, a worker that takes long to start is no progress and no
 engine.
 """
-_ON_THE_WAY = {"RolloutBufferSecurityFileBroken", "RolloutBufferStoreDown", "RolloutBufferServiceDown"}
+_ON_THE_WAY = {
+    "RolloutBufferSecurityFileBroken",
+    "RolloutBufferPayloadShardDown",
+    "RolloutBufferStoreDown",
+    "RolloutBufferServiceDown",
+}
 
 
 def substituted(expression: str) -> str:
@@ -101,7 +107,8 @@ def test_every_panel_has_data_and_every_alert_is_alive(tmp_path: Path) -> None:
     worker_token.write_text(tokens[Role.WORKER])
     with (
         store_server("--maxmemory", str(STORE_BYTES), "--maxmemory-policy", "noeviction") as store,
-        running_service(tmp_path, store=store.url, tokens_file=tokens_file) as service,
+        store_cluster(replicas=0) as cluster,
+        running_service(tmp_path, store=store.url, payload_store=cluster.url, tokens_file=tokens_file) as service,
         prometheus(tmp_path / "prometheus", service.admin.removeprefix("http://"), tokens[Role.READER], ALERTS) as seen,
     ):
         rpc, stranger = connected(service.address, tokens[Role.ADMIN]), connected(service.address, "")
@@ -141,6 +148,8 @@ def test_every_panel_has_data_and_every_alert_is_alive(tmp_path: Path) -> None:
         until(lambda: unanswered(seen, asked), "panels without data")
         until(lambda: {"RolloutBufferSecurityFileBroken"} - seen.firing(), "alerts that do not fire")
         assert {rule["health"] for rule in rules_of(seen).values()} == {"ok"}
+        cluster.kill(0)
+        until(lambda: {"RolloutBufferPayloadShardDown"} - seen.firing(), "alerts that do not fire")
         store.kill()
         until(lambda: {"RolloutBufferStoreDown"} - seen.firing(), "alerts that do not fire")
         service.stop()
