@@ -1,7 +1,7 @@
 """Every query of every panel finds data, and the alerts fire, on a real Prometheus that scrapes a real loaded service.
 
 One story, because engines count as silent after a minute only: a run at work and faults beside it, then a store that is
-full, a shard that is gone, a store that is gone, and a service that is gone. Payloads lie on a cluster without replicas.
+full, and a shard, a store and a service that are gone. Payloads lie on a cluster without replicas.
 """
 
 import json
