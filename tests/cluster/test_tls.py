@@ -24,6 +24,7 @@ LARGE = (
     "--groups-per-engine", "4", "--lease-wait-s", "1",
 )  # fmt: skip
 RUN = "secret"
+PAYLOADS = f"rb:p:{RUN}:*"
 DIRECT = "rollout_buffer_direct_bytes_total"
 METHODS = ("PushGroups", "PullBatch")
 
@@ -55,13 +56,16 @@ def test_payloads_go_directly_over_tls_also_after_a_failover(
     ):
 
         def directly() -> None:
-            """Train until a batch has gone directly in both directions."""
+            """Train until payloads have gone directly in both directions, and new ones were met on every shard."""
             before = [service.metric(DIRECT, method=method) for method in METHODS]
-            while not all(service.metric(DIRECT, method=at) > was for at, was in zip(METHODS, before, strict=True)):
+            old, met = set().union(*cluster.keys(PAYLOADS)), set[int]()
+            while len(met) < len(cluster.shards) or not all(
+                service.metric(DIRECT, method=at) > was for at, was in zip(METHODS, before, strict=True)
+            ):
                 assert len(next(session).groups) == 4
+                met |= {shard for shard, keys in enumerate(cluster.keys(PAYLOADS)) if keys - old}
 
         directly()
-        assert all(cluster.keys(f"rb:p:{RUN}:*")), "payloads lie on all shards"
         cluster.kill(0)
         cluster.until_promoted(0)
         directly()
