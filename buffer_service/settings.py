@@ -88,8 +88,8 @@ class Settings(BaseSettings):
     data_dir: Path = Field(default_factory=default_data_dir)
     """Embedded store and service.json; locked while the service runs."""
     store: str = ""
-    """redis://, rediss://, unix:// or redis+sentinel://host:port,…/service URL of a Redis or Valkey that runs already,
-    or redis+cluster://host:port,… of a cluster, over which runs spread; empty: the embedded one."""
+    """redis://, rediss://, unix:// or redis+sentinel://host:port,…/service URL of a Redis or Valkey that runs already;
+    empty: the embedded one. redis+cluster://host:port,… is a cluster, over which runs spread."""
     payload_store: str = ""
     """redis+cluster://host:port,… or rediss+cluster:// URL of a Valkey or Redis Cluster for payloads; empty: they lie
     in the store, beside what decides, or on all of its shards. It may change while there is no run."""

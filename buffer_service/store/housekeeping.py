@@ -4,6 +4,7 @@ A deletion goes on in portions, by whoever calls. The run is under another name 
 finds it. It stays in the set of runs until nothing is left of it, so every sweep finds it and goes on.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 from buffer_service.commands import runs
@@ -14,7 +15,10 @@ from buffer_service.store.keys import index_key
 from buffer_service.store.payloads.audit import Audit
 from buffer_service.store.transport.index import Index
 from buffer_service.store.users import PayloadUsers
-from buffer_wire.errors import LayoutChanged, RolloutBufferError, UnknownRun
+from buffer_wire.errors import LayoutChanged, RolloutBufferError, StoreUnavailable, UnknownRun
+
+SWEPT_AT_ONCE = 16
+"""Runs of a cluster that are swept at the same time."""
 
 
 class _PayloadsLeft(Exception):
@@ -33,6 +37,7 @@ class Housekeeping:
         self._calls = calls
         self._users = users
         self._audit = audit
+        self._last_named: list[str] = []
 
     async def list_runs(self) -> Sequence[str]:
         """Ids of all runs that exist, sorted."""
@@ -47,23 +52,44 @@ class Housekeeping:
 
     async def sweep(self) -> int:
         """Sweep every run; returns how many things were done."""
-        done = 0
         refused: RolloutBufferError | None = None
-        for run_id in await self._named_runs():
-            # That one run is another version's, or has payloads on a server that is away, is no reason for leases of
-            # the others to stay.
-            try:
-                done += await self._sweep(run_id)
-            except LayoutChanged as refusal:
-                refused = refusal
-            except _PayloadsLeft as left:
-                refused = refused or left.why
+        at_once = SWEPT_AT_ONCE if self._connection.is_spread else 1
+        try:
+            self._last_named = await self._named_runs()
+        except StoreUnavailable as failure:
+            # Of a cluster another shard may have the runs.
+            if not self._connection.is_spread:
+                raise
+            refused = failure
+        done = 0
+        for first in range(0, len(self._last_named), at_once):
+            portion = self._last_named[first : first + at_once]
+            for swept, refusal in await asyncio.gather(*map(self._swept, portion)):
+                done += swept
+                refused = refused or refusal
         done += await self._users.expire(self._named_runs)
         if self._audit is not None:
             done += await self._audit.run()
         if refused is not None:
             raise refused
         return done
+
+    async def _swept(self, run_id: str) -> tuple[int, RolloutBufferError | None]:
+        """Sweep a run: how many things were done, and why no more.
+
+        That one run is another version's, or has something on a server that is away, is no reason for leases of the
+        others to stay.
+        """
+        try:
+            return await self._sweep(run_id), None
+        except LayoutChanged as refusal:
+            return 0, refusal
+        except _PayloadsLeft as left:
+            return 0, left.why
+        except StoreUnavailable as failure:
+            if not self._connection.is_spread:
+                raise
+            return 0, failure
 
     async def _sweep(self, run_id: str) -> int:
         done, more = 0, 1

@@ -21,7 +21,7 @@ class Names:
 
 ALONE = Names("rb:runs", "rb:schema")
 IN_CLUSTER = Names("{rb}:runs", "{rb}:schema")
-"""In one slot, as a script takes both."""
+"""Names in one slot, as a script takes both."""
 
 SCHEMA_VERSION = 8
 """Version of the layout that this service knows; each run's record has it too, followed by `p` once the run has had a

@@ -1,7 +1,9 @@
 """Clusters that are refused for payloads, and stores whose payloads lie somewhere else."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +12,13 @@ from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 from tests.store.driver import Run, emptied
 from tests.support.sentinels import free_port
-from tests.support.store_cluster import StoreCluster
+from tests.support.store_cluster import StoreCluster, store_cluster
 from tests.support.store_server import StoreServer, store_server
 
 pytestmark = pytest.mark.timeout(60)
+
+REDIS = shutil.which("redis-server")
+"""Redis 7, as systems have it."""
 
 
 @contextmanager
@@ -49,6 +54,35 @@ async def test_a_server_that_is_no_cluster_is_refused(index: StoreServer) -> Non
 async def test_a_cluster_is_no_place_for_what_decides(shards: StoreCluster) -> None:
     with pytest.raises(StoreUnsuitable, match="--payload-store"):
         await RedisRunStore.connect(f"redis://127.0.0.1:{shards.primary(0).port}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "back"),
+    [("cluster-require-full-coverage", "yes", "no"), ("maxmemory-policy", "allkeys-lru", "noeviction")],
+)
+async def test_one_primary_with_a_setting_that_loses_runs_is_enough_to_be_refused(
+    shards: StoreCluster, name: str, value: str, back: str
+) -> None:
+    with configured(shards, name, value, back):
+        port = shards.primary(2).port
+        with pytest.raises(StoreUnsuitable, match=f"127.0.0.1:{port} .*{name} is {value}.*{back}"):
+            await emptied(None, shards)
+    await (await emptied(None, shards)).close()
+
+
+async def test_runs_need_servers_that_move_slots_as_a_whole(index: StoreServer) -> None:
+    if REDIS is None:
+        pytest.skip("needs redis-server")
+    with store_cluster(replicas=0, binary=Path(REDIS)) as old:
+        with pytest.raises(StoreUnsuitable, match=r"redis_version is 7\.\d.*Valkey 9\.0 or Redis 8\.4"):
+            await emptied(None, old)
+        # For payloads they do.
+        await (await emptied(index, old)).close()
+
+
+async def test_a_cluster_of_runs_has_their_payloads_too(shards: StoreCluster) -> None:
+    with pytest.raises(StoreUnsuitable, match="leave out --payload-store"):
+        await RedisRunStore.connect(shards.url, payload_store=shards.url)
 
 
 async def test_where_payloads_lie_changes_only_while_there_is_no_run(index: StoreServer, shards: StoreCluster) -> None:

@@ -35,6 +35,8 @@ class Traffic:
     """Errors that pushers repeated at, by pusher."""
     longest_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Longest time from a pusher's acknowledgement to the next."""
+    trainer_met: set[str] = field(default_factory=set)
+    """Errors that the trainer repeated at."""
     paused: set[str] = field(default_factory=set)
     _ids: "itertools.count[int]" = field(default_factory=itertools.count)
     _step: int = 0
@@ -105,7 +107,8 @@ class Traffic:
         while not stop.is_set():
             try:
                 await self._take_step()
-            except (StoreUnavailable, NotReplicated):
+            except (StoreUnavailable, NotReplicated) as error:
+                self.trainer_met.add(error.reason)
                 await asyncio.sleep(0.05)
 
     async def _take_step(self) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -62,11 +63,12 @@ def is_noticed(subject: StoreSubject) -> None:
 
 def plant(subject: StoreSubject, right: str, wrong: str) -> None:
     for replica in subject.replicas:
-        scripts = replica._connection._scripts
+        connection: Any = replica._connection
+        scripts = connection._scripts
         source = scripts["push"].source.replace(right, wrong)
         assert source != scripts["push"].source
         digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        replica._connection._scripts = {**scripts, "push": Script("push", source, digest)}
+        connection._scripts = {**scripts, "push": Script("push", source, digest)}
 
 
 @pytest.mark.parametrize("name", LACKS)

@@ -135,5 +135,9 @@ def test_a_payload_store_names_its_own_addresses_and_takes_the_operators_users()
         Settings(payload_store=cluster, payload_address="host:1")
     with pytest.raises(ValidationError, match="a cluster names its own"):
         Settings(payload_store=cluster, payload_listen="127.0.0.1:7000")
+    with pytest.raises(ValidationError, match="a cluster names its own"):
+        Settings(store=cluster, payload_address="host:1")
+    with pytest.raises(ValidationError, match="leave out payload_store"):
+        Settings(store=cluster, payload_store=cluster)
     settings = Settings(payload_store=cluster, payload_writer="w:secret", payload_reader="r:secret")
     assert settings.redacted()["payload_store"] == "redis+cluster://u:***@one:1,two:2"

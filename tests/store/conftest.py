@@ -33,18 +33,29 @@ BESIDE_INDEX = {
 
 RUNS_ON_CLUSTER = os.environ.get("RB_TEST_STORE") == "cluster"
 PAYLOADS_ON_CLUSTER = RUNS_ON_CLUSTER or os.environ.get("RB_TEST_PAYLOADS") == "cluster"
-ABOUT_ONE_SERVER: set[str] = set()
-"""Tests that have a server of their own, or reach into it; left out where runs lie on a cluster."""
+ABOUT_ONE_SERVER = {
+    # Empties it.
+    "test_a_run_that_vanished_from_the_store_leaves_no_payload_behind",
+    # Connects to it again.
+    "test_runs_in_another_layout_are_refused",
+    "test_a_store_without_runs_is_brought_to_a_newer_layout_and_to_no_older_one",
+    # Counts its calls.
+    "test_a_new_process_of_a_worker_that_held_much_returns_it_in_portions",
+    # Ends its connections.
+    "test_a_reconnect_raises_every_ticket",
+}
+"""Tests that reach into the server that decides; left out where runs lie on a cluster."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out, over a cluster, what is about payloads beside the index."""
-    if os.environ.get("RB_TEST_PAYLOADS") == "cluster":
-        for item in items:
-            # Of users on a cluster: tests/cluster/test_access.py.
-            names = {item.path.name, item.originalname}  # type: ignore[attr-defined]
-            if item.path.parent == Path(__file__).parent and names & (BESIDE_INDEX | {"test_users.py"}):
-                item.add_marker(pytest.mark.skip(reason="about payloads beside the index"))
+    # Of users on a cluster: tests/cluster/test_access.py.
+    left_out = BESIDE_INDEX | {"test_users.py"} if PAYLOADS_ON_CLUSTER else set()
+    left_out |= ABOUT_ONE_SERVER if RUNS_ON_CLUSTER else set()
+    for item in items:
+        names = {item.path.name, item.originalname}  # type: ignore[attr-defined]
+        if item.path.parent == Path(__file__).parent and names & left_out:
+            item.add_marker(pytest.mark.skip(reason="about payloads beside the index, or a server alone"))
 
 
 @pytest.fixture(scope="session")

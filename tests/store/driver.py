@@ -97,6 +97,12 @@ class Run:
         self._ids = itertools.count(1)
         self._announced = (0, 0)
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Keys of no run: of the set of runs, and of the layout."""
+        names = self.store._connection.names
+        return names.runs, names.schema
+
     async def create(self, **policy: Any) -> ops.RunView:
         await self.at(self.now)
         view, _ = await self.store.create_run(self.run_id, RunPolicy(**({"batch_groups": 2} | policy)), secret=SECRET)

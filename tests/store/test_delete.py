@@ -137,7 +137,7 @@ async def test_nobody_finds_a_run_from_the_first_moment_of_its_deletion(run: Run
     with pytest.raises(NotReady, match="is being deleted"):
         await run.store.create_run(run.run_id, RunPolicy())
     await run.store.delete_run(run.run_id)
-    assert await keys(run) == {"rb:schema"}
+    assert await keys(run) == {run.names[1]}
 
 
 async def large(run: Run) -> None:
@@ -176,17 +176,17 @@ async def test_the_sweep_finishes_a_deletion_whose_process_died(
         except Crash:
             assert list(await run.store.list_runs()) == []
     await run.store.sweep()
-    assert await keys(run) == {"rb:schema"}
+    assert await keys(run) == {run.names[1]}
 
 
 async def test_the_sweep_takes_a_name_off_the_list_that_a_dead_process_left_there(run: Run) -> None:
     await run.create()
     await run.store.delete_run(run.run_id)
     # It died between its last two steps.
-    await run.command("SADD", "rb:runs", run.run_id)
+    await run.command("SADD", run.names[0], run.run_id)
     assert list(await run.store.list_runs()) == []
     await run.store.sweep()
-    assert await keys(run) == {"rb:schema"}
+    assert await keys(run) == {run.names[1]}
 
 
 async def test_several_replicas_delete_the_same_run_at_once(run: Run) -> None:
@@ -200,7 +200,7 @@ async def test_several_replicas_delete_the_same_run_at_once(run: Run) -> None:
             await store.close()
     assert [result for result in results[1:] if not isinstance(result, UnknownRun | type(None))] == []
     assert None in results[1:]
-    assert await keys(run) == {"rb:schema"}
+    assert await keys(run) == {run.names[1]}
 
 
 async def test_a_lost_store_stops_a_deletion_and_the_next_call_goes_on(
@@ -218,4 +218,4 @@ async def test_a_lost_store_stops_a_deletion_and_the_next_call_goes_on(
             await run.store.delete_run(run.run_id)
     assert await run.command("EXISTS", index_key(run.run_id, "deleting")) == 1
     await run.store.delete_run(run.run_id)
-    assert await keys(run) == {"rb:schema"}
+    assert await keys(run) == {run.names[1]}

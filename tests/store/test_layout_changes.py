@@ -7,7 +7,7 @@ import pytest
 from buffer_service import commands
 from buffer_service.commands.replies import pack, text, unpack
 from buffer_service.domain.policy import RunPolicy
-from buffer_service.store.keys import ALONE, SCHEMA_VERSION, index_key
+from buffer_service.store.keys import SCHEMA_VERSION, index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import LayoutChanged
 from tests.store.driver import Run, beside
@@ -67,7 +67,7 @@ async def test_a_run_of_another_layout_does_not_hold_up_the_sweep_of_the_others(
 
 async def test_a_service_whose_store_was_taken_over_says_so_and_creates_no_run(store: RedisRunStore, run: Run) -> None:
     await store.check_layout()
-    await run.command("SET", ALONE.schema, NEXT)
+    await run.command("SET", run.names[1], NEXT)
     before = await contents(run)
     for call in (store.check_layout, lambda: store.create_run("another", RunPolicy())):
         with pytest.raises(LayoutChanged, match=f"version {NEXT} by now .* knows version {SCHEMA_VERSION}"):
@@ -79,7 +79,7 @@ async def test_a_store_that_was_emptied_gets_the_layout_again(server: StoreServe
     server.flush()
     run = Run(store)
     await run.create()
-    assert int(await run.command("GET", ALONE.schema)) == SCHEMA_VERSION
+    assert int(await run.command("GET", run.names[1])) == SCHEMA_VERSION
 
 
 async def test_a_run_whose_policy_lacks_later_fields_gets_them_with_their_defaults(

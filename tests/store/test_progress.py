@@ -108,7 +108,7 @@ async def test_checkpointing_everything_leaves_only_the_run(run: Run) -> None:
     names = ["run", "test_now", "manifests", "commits", "environments", "env_ledger", "response_lengths", "snapshots"]
     # Names alone of what was pushed without leases.
     names.append("remembered")
-    assert left == {"rb:runs", "rb:schema", *(index_key(run.run_id, name) for name in names)}
+    assert left == {*run.names, *(index_key(run.run_id, name) for name in names)}
 
 
 async def test_without_checkpoints_retention_frees_old_steps(run: Run) -> None:

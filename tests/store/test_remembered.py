@@ -1,6 +1,7 @@
 """Pushes without leases that come again after the checkpoint of their step, and much later."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,8 @@ def few_are_remembered(run: Run) -> Iterator[None]:
         patched.setattr(groups, "REMEMBERED_TASKS", KEPT)
         scripts.expanded.cache_clear()
         scripts._load_scripts.cache_clear()
-        run.store._connection._scripts = scripts.load_scripts()
+        connection: Any = run.store._connection
+        connection._scripts = scripts.load_scripts()
         yield
     scripts.expanded.cache_clear()
     scripts._load_scripts.cache_clear()

@@ -6,7 +6,7 @@ import pytest
 
 from buffer_service.store.address import Address, Sentinels
 from buffer_service.store.embedded.binary import find_binary
-from buffer_service.store.keys import ALONE, SCHEMA_VERSION
+from buffer_service.store.keys import SCHEMA_VERSION
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 from tests.store.driver import Run
@@ -24,10 +24,10 @@ async def test_a_store_that_evicts_is_refused_with_the_remedy(policy: str) -> No
 @pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, 99])
 async def test_runs_in_another_layout_are_refused(server: StoreServer, run: Run, version: int) -> None:
     await run.create()
-    await run.command("SET", ALONE.schema, version)
+    await run.command("SET", run.names[1], version)
     with pytest.raises(StoreUnsuitable, match=f"version {version}"):
         await RedisRunStore.connect(server.url)
-    assert int(await run.command("GET", ALONE.schema)) == version
+    assert int(await run.command("GET", run.names[1])) == version
 
 
 async def test_a_store_without_runs_is_brought_to_a_newer_layout_and_to_no_older_one(
@@ -35,10 +35,10 @@ async def test_a_store_without_runs_is_brought_to_a_newer_layout_and_to_no_older
 ) -> None:
     await run.create()
     await run.store.delete_run(run.run_id)
-    await run.command("SET", ALONE.schema, SCHEMA_VERSION - 1)
+    await run.command("SET", run.names[1], SCHEMA_VERSION - 1)
     await (await RedisRunStore.connect(server.url)).close()
-    assert int(await run.command("GET", ALONE.schema)) == SCHEMA_VERSION
-    await run.command("SET", ALONE.schema, SCHEMA_VERSION + 1)
+    assert int(await run.command("GET", run.names[1])) == SCHEMA_VERSION
+    await run.command("SET", run.names[1], SCHEMA_VERSION + 1)
     with pytest.raises(StoreUnsuitable, match=f"version {SCHEMA_VERSION + 1}"):
         await RedisRunStore.connect(server.url)
 

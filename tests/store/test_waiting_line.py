@@ -159,15 +159,17 @@ async def test_a_bundle_that_fails_in_the_middle_leaves_nobody_in_the_line(
 ) -> None:
     await run.create(batch_groups=30, overflow_action=BLOCK)
     calls: list[str] = []
-    store_and_run = run.store._connection.store_and_run
+    connection: Any = run.store._connection
+    store_and_run = connection.store_and_run
 
     async def fail_at_the_second(*given: Any) -> ops.Buffer:
         calls.append(given[0].script)
         if len(calls) == 2:
             raise StoreOutOfMemory("the store")
-        return await store_and_run(*given)
+        reply: ops.Buffer = await store_and_run(*given)
+        return reply
 
-    monkeypatch.setattr(run.store._connection, "store_and_run", fail_at_the_second)
+    monkeypatch.setattr(connection, "store_and_run", fail_at_the_second)
     with pytest.raises(StoreOutOfMemory):
         await run.push(*(run.group(f"t{index}") for index in range(100)))
     assert calls == ["push", "push"]

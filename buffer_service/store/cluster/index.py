@@ -37,6 +37,7 @@ class ClusterIndex:
     """Implements Index on the shards of a cluster; `shards` are those that payloads lie on too."""
 
     names = IN_CLUSTER
+    is_spread = True
 
     def __init__(self, shards: Shards, *, timeout_s: float = 30.0, meter: CallMeter | None = None) -> None:
         self.address = shards.address

@@ -11,7 +11,7 @@ from buffer_service.commands.replies import pack, parse
 from buffer_service.domain.command import Command
 from buffer_service.store.keys import index_key, new_secret
 from buffer_service.store.scripts import Script
-from buffer_service.store.transport.refusals import Refusals, is_moved, unrun
+from buffer_service.store.transport.refusals import Refusals, is_moved, is_torn, unrun
 from buffer_wire.errors import StoreOutOfDisk, StoreRolledBack, UnknownRun
 from buffer_wire.resp.encoding import Parts
 from buffer_wire.resp.errors import ReplyError
@@ -88,7 +88,8 @@ class Claims:
         call = ("EVAL", self._script.source, 1, index_key(run_id, "run"), arguments)
         replies = await connection.request([call])
         refusal = unrun(replies)
-        if refusal is None and isinstance(replies[0], ReplyError) and is_moved(replies[0]):
+        # While a slot moves key by key this script may end in the middle too: before it writes.
+        if refusal is None and isinstance(replies[0], ReplyError) and (is_moved(replies[0]) or is_torn(replies[0])):
             refusal = replies[0]
         if refusal is None:
             try:

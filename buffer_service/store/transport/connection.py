@@ -49,6 +49,9 @@ class Shared:
 class StoreConnection:
     """Connections to one store: one for scripts and commands, and two for payloads, which would hold the others up."""
 
+    names = ALONE
+    is_spread = False
+
     def __init__(
         self,
         store: str | Primary,
@@ -70,7 +73,6 @@ class StoreConnection:
         self.primary = store
         self.address = store.address
         self.name = self.address.shown
-        self.names = ALONE
         self._scripts = load_scripts(apart=apart)
         self._meter = meter or NoMeter()
         self._control = Link(self.primary)

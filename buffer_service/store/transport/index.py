@@ -30,6 +30,11 @@ class Index(Protocol):
         """Keys that are of no run."""
         ...
 
+    @property
+    def is_spread(self) -> bool:
+        """True where runs lie on several servers, each away by itself."""
+        ...
+
     async def open(self) -> None:
         """Load the scripts. Raises StoreUnavailable."""
         ...

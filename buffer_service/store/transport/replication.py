@@ -72,7 +72,7 @@ class Waits:
 
 
 class Replication:
-    """What the policies of one process's runs ask for. `ask` sends one command, and raises error replies."""
+    """Waits that the policies of one process's runs ask for. `ask` sends one command, and raises error replies."""
 
     def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
         self._ask = ask
