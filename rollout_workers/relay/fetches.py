@@ -124,7 +124,9 @@ class Fetches:
     async def _begin(self, digest: str) -> Fetch:
         size = await self._size(digest)
         path = self._disk.reserve(digest, size)
-        for stale in [each for each in self._begun.values() if not each.running] if path is None else ():
+        for stale in [each for each in self._begun.values() if not each.running]:
+            if path is not None:
+                break
             self._forget(stale)
             path = self._disk.reserve(digest, size)
         if path is None:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from buffer_wire.connection.retry import rpc_error
-from buffer_wire.errors import RolloutBufferError
+from buffer_wire.errors import PermissionDenied, RolloutBufferError
 from buffer_wire.limits import MAX_PARTS_OF_HEARTBEAT
 from rollout_buffer.v1 import common_pb2, tasks_pb2, tasks_pb2_grpc, weights_pb2, weights_pb2_grpc
 
@@ -76,9 +76,12 @@ class Heartbeats:
         return self._joined(request, timeout_s)
 
     def close(self) -> None:
-        """End what is under way."""
+        """End what is under way, and what is being gathered."""
         for sending in self._sending:
             sending.cancel()
+        for part in self._parts:
+            part.answer.cancel()
+        self._parts = []
 
     def _joined(self, request: _Request, timeout_s: float) -> "asyncio.Future[Any]":
         part = _Part(request, timeout_s, asyncio.get_running_loop().create_future())
@@ -124,7 +127,8 @@ class Heartbeats:
             if self._worth_waiting(error):
                 _fail(parts, raised)
                 return
-            if error.attributes.get("status") == "UNIMPLEMENTED":
+            # With tokens, one of before lets nobody call what it does not know.
+            if error.attributes.get("status") == "UNIMPLEMENTED" or isinstance(error, PermissionDenied):
                 self._apart_until = time.monotonic() + AGAIN_S
             await self._each(parts)
             return

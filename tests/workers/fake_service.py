@@ -14,7 +14,7 @@ import grpc
 
 from buffer_wire.codec import group_head
 from buffer_wire.connection.channel import server_options
-from buffer_wire.errors import InvalidField, RolloutBufferError
+from buffer_wire.errors import InvalidField, PermissionDenied, RolloutBufferError
 from buffer_wire.layout import payload_bytes, read_payload
 from buffer_wire.limits import MAX_ERROR_CHARS
 from buffer_wire.payloads.keys import group_checksum, payload_key
@@ -67,6 +67,9 @@ class FakeService:
     """Calls that joined several extensions and reports."""
     knows_heartbeats: bool = True
     """False: a service of before there was such a call."""
+    refuses_what_it_does_not_know: bool = False
+    """True: as a service does that asks for tokens."""
+    heartbeats_refused: int = 0
     bundles: list[int] = field(default_factory=list)
     """Groups of each received bundle."""
     pushers: list[str] = field(default_factory=list)
@@ -312,6 +315,9 @@ class _Tasks(tasks_pb2_grpc.TaskServiceServicer):
 
     async def Heartbeat(self, request: tasks_pb2.HeartbeatRequest, context: Context) -> tasks_pb2.HeartbeatResponse:
         if not self.fake.knows_heartbeats:
+            self.fake.heartbeats_refused += 1
+            if self.fake.refuses_what_it_does_not_know:
+                await context.abort(*status_of(PermissionDenied("Heartbeat", "t", "worker", "call Heartbeat")))
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         self.fake.heartbeats += 1
         weights = _Weights(self.fake)

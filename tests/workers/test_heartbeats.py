@@ -131,3 +131,25 @@ async def test_a_report_rides_on_a_heartbeat_when_half_of_its_time_is_over(
         await service.extend("w.e0", [held.lease_id], timeout_s=5)
         assert (len(fake.reports), fake.heartbeats) == (2, 1)
         running.cancel()
+
+
+async def test_who_waits_when_it_is_closed_waits_no_longer(fake: FakeService) -> None:
+    async with calling(fake) as service:
+        said = asyncio.ensure_future(service.report(report("w.e0")))
+        await asyncio.sleep(0)
+        assert service.heartbeats._parts
+        service.heartbeats.close()
+        await asyncio.wait([said], timeout=5)
+        assert said.cancelled()
+        # What is said afterwards is said.
+        await service.report(report("w.e0"))
+    assert len(fake.reports) == 1
+
+
+async def test_a_service_of_before_that_asks_for_tokens_is_asked_once(fake: FakeService) -> None:
+    fake.knows_heartbeats = False
+    fake.refuses_what_it_does_not_know = True
+    async with calling(fake) as service:
+        for _ in range(2):
+            await asyncio.gather(service.report(report("w.e0")), service.report(report("w.e1")))
+    assert (len(fake.reports), fake.heartbeats_refused) == (4, 1)

@@ -5,6 +5,7 @@ stream holds a part at most, in room that it takes as pushes and pulls do. What 
 written it: it expires until a push names it.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ from buffer_wire.codec import WrittenPart, join_read_part, split_written_part
 from buffer_wire.errors import InvalidField, NotReady
 from buffer_wire.payloads.keys import PART_BYTES, Part, is_key_of, part_keys, parts_of, size_of
 from rollout_buffer.v1 import payloads_pb2 as pb
+
+PART_S = 60.0
+"""Longest wait for a part, in seconds: who sends none keeps bytes of blocked_bytes from those who push."""
 
 _COPIES = 2
 """Copies of a part that goes out: the message made of it, and gRPC's of that."""
@@ -85,7 +89,14 @@ class PartStreams:
 
     async def _read(self, context: RawContext, expected: Expected) -> tuple[WrittenPart, Share]:
         async with self.drain.interruptible():
-            message, share = await self.incoming.read(context, expected)
+            wait = asyncio.timeout(PART_S)
+            try:
+                async with wait:
+                    message, share = await self.incoming.read(context, expected)
+            except TimeoutError:
+                if not wait.expired():
+                    raise
+                raise NotReady(f"no part came for {PART_S:.0f} s; write the payload under a new key") from None
         if message is None:
             raise InvalidField("part", "none", "as many parts as payload_key says, a message each")
         self.metrics.received("WritePayload", len(message))
