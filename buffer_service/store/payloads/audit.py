@@ -40,6 +40,8 @@ BEGUN_S = 600
 
 _KEY = re.compile(r"(?P<payload>rb:p:(?P<run>[^:]+):[0-9a-f]{32}:[0-9a-f]{16}:\d+(?::\d+)?)(?:\.\d+)?")
 """A key of the store: a payload's own, or that of a part."""
+_HEADER_TAG = 0x0A
+"""First byte of a group as it is nearly always written: header first."""
 _TASK_ID, _LEASE_ID = 1, 3
 """Numbers of fields of a group's header; these come first."""
 
@@ -130,6 +132,9 @@ def _task_of(head: ops.Buffer) -> str:
     """Task of a payload by the beginning of its bytes, as the store's tasks are named; empty: it says none."""
     task_id = lease_id = ""
     view = memoryview(head)
+    if not view or view[0] != _HEADER_TAG:
+        # What comes first is not the header, and its bytes may look like any task.
+        return ""
     with contextlib.suppress(MalformedMessage, IndexError, UnicodeDecodeError):
         size, at = read_varint(view, 1)
         # Whatever is behind the first fields may be cut off.
