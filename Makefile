@@ -193,7 +193,7 @@ test-faults: install ## histories of whole systems under random kills and failov
 
 test-cluster: install ## payloads, and runs, on a cluster of real servers: failovers, slots that move, rights, histories
 	@$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
-	@RB_TEST_STORE=cluster $(BIN)/python -m pytest tests/store $(PYTEST_ARGS)
+	@RB_TEST_STORE=cluster $(BIN)/python -m pytest tests/store tests/model/test_model_against_store.py -k 'not test_model or over_a_cluster' $(PYTEST_ARGS)
 	@RB_TEST_PAYLOADS=cluster $(BIN)/python -m pytest tests/store tests/model/test_model_against_store.py -k 'not test_model or cluster' $(PYTEST_ARGS)
 
 fuzz: install ## a real service under random messages to every method and its admin page (about 2 minutes)

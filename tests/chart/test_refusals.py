@@ -121,6 +121,15 @@ BY_TEMPLATE = {
         "service: {directPayloads: {enabled: true, address: 'a:1'}}",
         "service.directPayloads.address",
     ),
+    "one address of a cluster with runs": (
+        OPEN + "store: {mode: external, external: {url: 'redis+cluster://h:1,i:1'}}\n"
+        "service: {directPayloads: {enabled: true, address: 'a:1'}}",
+        "service.directPayloads.address",
+    ),
+    "payloads beside a cluster with runs": (
+        OPEN + "store: {mode: external, external: {url: 'redis+cluster://h'}, payloads: {url: 'redis+cluster://i'}}",
+        "payloads lie there too",
+    ),
     "clients at a store without password": (
         OPEN + "service: {directPayloads: {enabled: true}}",
         "store.auth.secret",

@@ -50,6 +50,14 @@ def on_cluster() -> Iterator[StoreSubject]:
 
 
 @pytest.fixture(scope="module")
+def all_on_cluster() -> Iterator[StoreSubject]:
+    with store_cluster(replicas=0) as cluster:
+        subject = StoreSubject("", cluster)
+        yield subject
+        subject.close()
+
+
+@pytest.fixture(scope="module")
 def valkey() -> Iterator[StoreSubject]:
     binary = find_binary()
     if binary.name != "valkey-server":

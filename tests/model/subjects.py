@@ -80,10 +80,12 @@ class StoreSubject:
     written_with: tuple[str, ...] = ("NX",)
 
     def __init__(self, url: str, cluster: StoreCluster | None = None) -> None:
-        """`cluster`: what payloads lie on, beside the index at `url`."""
+        """`cluster`: what payloads lie on, beside the index at `url`; without `url` runs lie there too."""
         self._loop = uvloop.new_event_loop()  # As rpc processes have it.
         self._cluster = cluster
         payload_store = cluster.url if cluster is not None else ""
+        if not url:
+            url, payload_store = payload_store, ""
         self.replicas = [
             self._loop.run_until_complete(RedisRunStore.connect(url, payload_store=payload_store)) for _ in PORTIONS
         ]

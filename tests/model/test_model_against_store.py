@@ -36,6 +36,12 @@ def test_the_store_does_with_payloads_on_a_cluster_what_the_model_does(on_cluste
     agree(on_cluster, ON_CLUSTER)
 
 
+@pytest.mark.skipif(os.environ.get("RB_TEST_STORE") != "cluster", reason="make test-cluster")
+@pytest.mark.timeout(3_600)
+def test_the_store_does_with_runs_over_a_cluster_what_the_model_does(all_on_cluster: StoreSubject) -> None:
+    agree(all_on_cluster, ON_CLUSTER)
+
+
 @pytest.mark.redis7
 @pytest.mark.timeout(1_800)
 def test_the_store_does_on_redis_7_what_the_model_does(redis_7: StoreSubject) -> None:

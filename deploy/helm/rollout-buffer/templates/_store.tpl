@@ -18,6 +18,9 @@
 - name: RB_STORE
   value: {{ include "rb.storeUrl" . | quote }}
 {{- end }}
+{{- if and (include "rb.runsSpread" .) (include "rb.payloadsApart" .) -}}
+{{- fail "store.payloads: the store is a cluster, so payloads lie there too; leave it out" -}}
+{{- end -}}
 {{- if and $store.payloads.url $store.payloads.secret -}}
 {{- fail "store.payloads: give url or secret, not both" -}}
 {{- end }}
@@ -33,6 +36,11 @@
 - name: RB_STORE_CA
   value: /etc/rollout-buffer/store-ca/ca.crt
 {{- end }}
+{{- end -}}
+
+{{/* Whether runs lie on a cluster, as far as a url says; nothing where they do not. */}}
+{{- define "rb.runsSpread" -}}
+{{- with .Values.store -}}{{- if and (eq .mode "external") (contains "+cluster://" .external.url) -}}true{{- end -}}{{- end -}}
 {{- end -}}
 
 {{/* The values external and payloads of the store, as far as they are used, by their names. */}}
@@ -81,8 +89,8 @@
 {{- if and $bundled $direct.users.secret -}}
 {{- fail "service.directPayloads.users: is for an external store; on the bundled one the service makes users itself" -}}
 {{- end -}}
-{{- if and $apart $direct.address -}}
-{{- fail "service.directPayloads.address: is of one server; a cluster of payloads names its own addresses" -}}
+{{- if and (or $apart (include "rb.runsSpread" .)) $direct.address -}}
+{{- fail "service.directPayloads.address: is of one server; a cluster names its own addresses" -}}
 {{- end -}}
 {{- $url := ternary $store.payloads.url $store.external.url (ne $apart "") -}}
 {{- $plain := or $bundled (and $url (not (regexMatch "^(rediss|valkeys)" $url))) -}}
