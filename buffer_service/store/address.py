@@ -1,5 +1,5 @@
 """Addresses of stores: unix:///path, redis://, rediss:// and valkey(s)://; with +sentinel behind the scheme that of
-the primary that Sentinels know by its name. Of payload stores: redis+cluster:// and rediss+cluster://.
+the primary that Sentinels know by its name. Of clusters, for runs or payloads: redis+cluster:// and rediss+cluster://.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class Address:
     def at(self, host: str, port: int) -> "Address":
         """The address of the primary that the Sentinels, or the cluster's nodes, have named."""
         # Both: an error must say which server it was, and whose.
-        shown = f"{host}:{port} ({'the payload cluster' if self.nodes else self.shown})"
+        shown = f"{host}:{port} ({'the cluster' if self.nodes else self.shown})"
         return dataclasses.replace(self, shown=shown, host=host, port=port, sentinels=None, nodes=())
 
     def greeting(self) -> list[tuple[str | int, ...]]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from buffer_service.store.keys import index_key
+from buffer_service.domain.ports import Topic
+from buffer_service.store.keys import IN_CLUSTER, index_key
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import RunPaused, StoreRolledBack, StoreUnavailable
 from buffer_wire.resp.slots import slot_of
@@ -145,3 +146,27 @@ async def test_a_script_under_which_a_slot_moved_key_by_key_pauses_its_run(clust
     await run.fill("b")
     assert sorted(await run.bodies(await run.batch(0))) == [b"body-a", b"body-b"]
     await run.store.close()
+
+
+async def test_a_primary_that_answers_nothing_any_more_is_left_and_runs_elsewhere_are_swept(
+    cluster: StoreCluster,
+) -> None:
+    """The list of runs lies on it: what sweeps know of it goes on, and who listens there listens elsewhere."""
+    listed = cluster.shard_of(IN_CLUSTER.runs)
+    store = await emptied(None, cluster)
+    other = run_on(store, cluster, (listed + 1) % 3)
+    await other.create(lease_ttl_ms=1_000, retry_backoff_ms=0)
+    await other.submit("a")
+    await other.one_lease()
+    await store.sweep()
+    cluster.freeze(cluster.primary(listed))
+    await other.pass_ms(1_500)
+    ticket = store.notifications.ticket(other.run_id, Topic.TASKS)
+    with pytest.raises(StoreUnavailable):
+        async with asyncio.timeout(20):
+            await store.sweep()
+    assert (await other.tasks())["pending"] == 1
+    assert await store.notifications.wait(other.run_id, Topic.TASKS, ticket, 20) > ticket
+    await asyncio.to_thread(cluster.until_promoted, listed)
+    await store.sweep()
+    await store.close()

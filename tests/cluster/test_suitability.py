@@ -135,4 +135,4 @@ def test_a_clusters_address_names_nodes_and_hides_its_password() -> None:
     assert address.nodes == (("a", 1), ("::1", 2), ("c", 6379))
     assert (address.username, address.password, address.tls) == ("user", "p@ss", True)
     assert "p%40ss" not in address.shown
-    assert address.at("a", 1).shown == "a:1 (the payload cluster)"
+    assert address.at("a", 1).shown == "a:1 (the cluster)"
