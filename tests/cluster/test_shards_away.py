@@ -8,7 +8,7 @@ import pytest
 
 from buffer_service.store.transport.replication import Wanted
 from buffer_wire.errors import NotReplicated, StoreUnavailable
-from tests.cluster.traffic import Traffic
+from tests.cluster.traffic import Traffic, spread
 from tests.store.driver import Run, emptied
 from tests.support.store_cluster import StoreCluster, store_cluster
 from tests.support.store_server import StoreServer
@@ -113,7 +113,7 @@ async def test_no_push_is_acknowledged_that_too_few_replicas_have(index: StoreSe
         (slow,) = cluster.replicas(1)
         cluster.freeze(slow)
         with pytest.raises(NotReplicated):
-            await run.push(*(run.group(f"b{number}") for number in range(9)))
+            await run.push(*spread(run, cluster, {f"b{number}": b"body" for number in range(9)}))
         written = await run.write(run.group("c"))
         while cluster.shard_of(run.key_of(written)) != 1:
             written = await run.write(run.group("c"))
@@ -167,7 +167,8 @@ async def test_what_lies_on_a_shard_that_is_away_is_waited_for_by_name(index: St
     with store_cluster(replicas=0) as cluster:
         run = Run(await emptied(index, cluster))
         await run.create(batch_groups=12)
-        await run.push(*(run.group(f"t{number}", b"body-%d" % number) for number in range(12)))
+        await run.push(*spread(run, cluster, {f"t{number}": b"body-%d" % number for number in range(12)}))
+        others = spread(run, cluster, {f"u{number}": b"body" for number in range(12)})
         await run.batch(0)
         by_shard = dict(enumerate(cluster.keys()))
         assert all(by_shard.values())
@@ -182,7 +183,7 @@ async def test_what_lies_on_a_shard_that_is_away_is_waited_for_by_name(index: St
                 assert None not in await run.store.fetch(run.run_id, sorted(keys))
                 assert time.monotonic() - began < 0.5
         with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{killed.port}"):
-            await run.push(*(run.group(f"u{number}") for number in range(12)))
+            await run.push(*others)
         # What the others took of that push is deleted at once.
         assert living(cluster) == [by_shard[0], by_shard[2]]
 

@@ -5,8 +5,9 @@ import contextlib
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from buffer_service import commands
 from buffer_service.domain import ops
@@ -17,6 +18,25 @@ from tests.store.driver import Run
 from tests.support.store_cluster import StoreCluster
 
 BODY = bytes(20_000)
+
+T = TypeVar("T")
+
+
+def nonce_within(run_id: str, size: int, first: int, last: int) -> bytes:
+    """A nonce with which a payload of `size` bytes, its checksum 0, lies in the slots."""
+    while True:
+        nonce = new_nonce()
+        if first <= slot_of(payload_key(run_id, nonce, 0, size)) <= last:
+            return nonce
+
+
+def spread(run: Run, cluster: StoreCluster, bodies: Mapping[str, bytes]) -> list[ops.NewGroup]:
+    """Groups of these bodies by task id, over the shards in turn: the first one on the first shard."""
+    slots = itertools.cycle((first, last) for first, last, _ in cluster.slots())
+    return [
+        ops.NewGroup(run.group(name, body).facts, body, 0, nonce_within(run.run_id, len(body), *next(slots)))
+        for name, body in bodies.items()
+    ]
 
 
 @dataclass
@@ -97,34 +117,36 @@ class Traffic:
         return ops.NewGroup(group.facts, BODY, 0, self._nonce(first, last))
 
     def _nonce(self, first: int, last: int) -> bytes:
-        """A nonce with which a payload lies in the slots."""
-        while True:
-            nonce = new_nonce()
-            if first <= slot_of(payload_key(self.run.run_id, nonce, 0, len(BODY))) <= last:
-                return nonce
+        return nonce_within(self.run.run_id, len(BODY), first, last)
 
     async def _train(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
+            await self._take_step()
+
+    async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a call of the trainer, which repeats it: it may have run although none came."""
+        while True:
             try:
-                await self._take_step()
+                return await call()
             except (StoreUnavailable, NotReplicated) as error:
                 self.trainer_met.add(error.reason)
                 await asyncio.sleep(0.05)
 
     async def _take_step(self) -> None:
-        batch = await self.run.pull(self._step)
+        batch = await self._answered(lambda: self.run.pull(self._step))
         if isinstance(batch, ops.Short):
             await asyncio.sleep(0.01)
             return
         keys = [group.payload_key for group in batch.shard]
-        bodies = await self.run.store.fetch(self.run.run_id, keys)
+        bodies = await self._answered(lambda: self.run.store.fetch(self.run.run_id, keys))
         if gone := [key for key, body in zip(keys, bodies, strict=True) if body is None]:
             self.lost += len(gone)
-            await self.run.store.call(commands.report_lost(self.run.run_id, self.run.term, self._step, gone))
+            report = commands.report_lost(self.run.run_id, self.run.term, self._step, gone)
+            await self._answered(lambda: self.run.store.call(report))
             return
         assert all(bytes(body or b"") == BODY for body in bodies)
-        await self.run.commit(self._step)
-        await self.run.checkpoint(self._step)
+        await self._answered(lambda: self.run.commit(self._step))
+        await self._answered(lambda: self.run.checkpoint(self._step))
         self._step += 1
         with contextlib.suppress(RolloutBufferError):
             self.paused.add((await self.run.view()).paused)
