@@ -8,16 +8,16 @@ bodies that no replica came for. Should one come after all, the caller is told t
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from buffer_service.domain import ops
 from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_service.rpc.janitor import Janitor
-from buffer_wire.errors import NotReady, RolloutBufferError
+from buffer_wire.errors import NotReady
 from buffer_wire.revision import Revision
 
 RETRY_S = 0.5
@@ -69,14 +69,20 @@ class Pushes:
         try:
             push.settle(await asyncio.shield(trying))
         except asyncio.CancelledError:
-            # The store decides all the same, and nobody would come again for what it blocks.
-            with contextlib.suppress(RolloutBufferError):
-                push.settle(await trying)
-                self._give_up_blocked(run_id, push)
+            # The store decides all the same, and nobody would come again for what it blocks. A caller may be cancelled
+            # more than once, and then waits no longer.
+            trying.add_done_callback(partial(self._give_up, run_id, push))
+            await asyncio.wait([trying])
             raise
         # The store has the bodies now: a wait must not hold on to them.
         for group in push.groups:
             group.body = b""
+
+    def _give_up(self, run_id: str, push: "_Push", trying: asyncio.Future[ops.PushResult]) -> None:
+        """Give up what the first try has blocked."""
+        if not trying.cancelled() and trying.exception() is None:
+            push.settle(trying.result())
+            self._give_up_blocked(run_id, push)
 
     async def _stand_in_line(self, run_id: str, push: "_Push") -> tuple[Revision, ops.WeightVersion]:
         async with self._lines.turn(run_id, Topic.SPACE):
