@@ -89,9 +89,10 @@ class Shards:
         """Place of the shards, for clients; `anew`: ask the nodes first, if one answers."""
         now = time.monotonic()
         if anew and now >= self._place_anew_at + FRESH_S:
-            self._place_anew_at = now
             with contextlib.suppress(StoreFault):
                 await self.topology.refresh()
+            # Not before: who comes meanwhile is not told what was true before.
+            self._place_anew_at = max(self._place_anew_at, now)
         slots: defaultdict[Place, list[tuple[int, int]]] = defaultdict(list)
         for shard in self.topology.shards():
             slots[shard.primary].append((shard.first, shard.last))
