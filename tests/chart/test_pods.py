@@ -1,5 +1,6 @@
 """Pods: nobody is root, nothing is written outside of volumes, ends leave time, and no secret is readable."""
 
+import re
 from pathlib import Path
 
 from tests.chart.helm import KIND, documents, environment, every_value_set, load, pods, pods_of, strings
@@ -114,7 +115,7 @@ def test_workers_that_end_at_once_do_not_count_as_ready(values: Path) -> None:
 def test_drains_wait_for_no_pod_that_is_broken_but_for_servers_of_the_store(values: Path) -> None:
     for budget in documents(values, "PodDisruptionBudget"):
         component = budget["metadata"]["labels"]["app.kubernetes.io/component"]
-        expected = None if component == "store" else "AlwaysAllow"
+        expected = None if component in {"store", "shards"} else "AlwaysAllow"
         assert budget["spec"].get("unhealthyPodEvictionPolicy") == expected
 
 
@@ -138,7 +139,7 @@ def _bytes(quantity: str) -> int:
 
 @every_value_set
 def test_the_store_has_room_beyond_its_data_in_memory_and_on_its_volume(values: Path) -> None:
-    for pod in pods_of(values, "store"):
+    for pod in [*pods_of(values, "store"), *pods_of(values, "shards")]:
         server = pod.container("server")
         most = _bytes(environment(server)["MAXMEMORY"])
         assert _bytes(server["resources"]["limits"]["memory"]) >= 1.5 * most
@@ -147,7 +148,7 @@ def test_the_store_has_room_beyond_its_data_in_memory_and_on_its_volume(values: 
 
 @every_value_set
 def test_what_is_kept_for_replicas_fits_beside_the_data_in_memory(values: Path) -> None:
-    for pod in pods_of(values, "store"):
+    for pod in [*pods_of(values, "store"), *pods_of(values, "shards")]:
         server = pod.container("server")
         given = environment(server)
         if "HOSTS" in given:
@@ -203,5 +204,5 @@ def test_no_secret_is_made_or_readable(values: Path) -> None:
             for argument in [*container.get("args", []), *container.get("command", [])]:
                 assert not any(f"$({name})" in argument for name in secrets), "arguments are readable in /proc"
             for variable in container.get("env", []):
-                if variable["name"] == "RB_STORE" and "@" in variable.get("value", ""):
-                    assert ":$(STORE_PASSWORD)@" in variable["value"]
+                if re.search(r"://[^@]*:[^@]*@", variable.get("value", "")):
+                    assert "://:$(STORE_PASSWORD)@" in variable["value"]

@@ -176,8 +176,9 @@ def test_network_policies_let_every_client_in(values: Path) -> None:
     clients = {
         "service": [*pods_of(values, "worker"), *pods_of(values, "test")],
         "store": pods_of(values, "service"),
+        "shards": [*pods_of(values, "service"), *pods_of(values, "shards")],
     }
-    for component, port in (("service", "grpc"), ("store", "valkey")):
+    for component, port in (("service", "grpc"), ("store", "valkey"), ("shards", "valkey")):
         for policy in _policies_of(policies, component):
             rules = [rule for rule in policy["spec"]["ingress"] if {"port": port} in rule["ports"]]
             peers = [peer["podSelector"] for rule in rules for peer in rule["from"] if "podSelector" in peer]
@@ -189,16 +190,27 @@ def test_network_policies_let_every_client_in(values: Path) -> None:
 def test_the_stores_port_is_open_to_clients_only_where_payloads_go_directly(values: Path) -> None:
     given = load(values.read_text())
     direct = given.get("service", {}).get("directPayloads", {}).get("enabled", False)
-    direct = direct and "payloads" not in given.get("store", {})
     trainers = given.get("networkPolicy", {}).get("trainers") or [{"podSelector": {}}]
-    for policy in _policies_of(documents(values, "NetworkPolicy"), "store"):
+    # Payloads lie with the store, or apart from it.
+    reached = {"store": direct and "payloads" not in given.get("store", {}), "shards": direct}
+    policies = [(c, p) for c in reached for p in _policies_of(documents(values, "NetworkPolicy"), c)]
+    for component, policy in policies:
         rules = [rule for rule in policy["spec"]["ingress"] if {"port": "valkey"} in rule["ports"]]
         peers = [peer for rule in rules for peer in rule["from"]]
         selected = [peer["podSelector"].get("matchLabels", {}) for peer in peers if "podSelector" in peer]
         for worker in pods_of(values, "worker"):
-            assert any(labels.items() <= worker.labels.items() for labels in selected) is direct
-        assert all(trainer in peers for trainer in trainers) is direct
-        assert all(rule["ports"] == [{"port": "valkey"}] for rule in rules[1:]), "Sentinels are for the service"
+            assert any(labels.items() <= worker.labels.items() for labels in selected) is reached[component]
+        assert all(trainer in peers for trainer in trainers) is reached[component]
+        if component == "store":
+            assert all(rule["ports"] == [{"port": "valkey"}] for rule in rules[1:]), "Sentinels are for the service"
+
+
+@every_value_set
+def test_the_bus_of_a_cluster_is_open_to_its_servers_alone(values: Path) -> None:
+    for policy in _policies_of(documents(values, "NetworkPolicy"), "shards"):
+        (shards,) = pods_of(values, "shards")
+        (rule,) = [rule for rule in policy["spec"]["ingress"] if {"port": "bus"} in rule["ports"]]
+        assert rule["from"] == [{"podSelector": {"matchLabels": shards.labels}}]
 
 
 @every_value_set
@@ -228,6 +240,16 @@ def test_clients_and_the_service_know_each_other_by_the_names_of_services(values
         if stateful["metadata"]["name"].endswith("-store"):
             (service,) = pods_of(values, "service")
             assert stateful["metadata"]["name"] in environment(service.container("service"))["RB_STORE"]
+        if stateful["metadata"]["name"].endswith("-shards"):
+            (service,) = pods_of(values, "service")
+            (shards,) = pods_of(values, "shards")
+            given = environment(service.container("service"))
+            named = given.get("RB_PAYLOAD_STORE", given["RB_STORE"]).rpartition("@")[2].removeprefix("redis+cluster://")
+            hosts = environment(shards.container("server"))["HOSTS"].split()
+            assert named.split(",") == [f"{host}:6379" for host in hosts]
+            assert [host.split(".")[0] for host in hosts] == [
+                f"{stateful['metadata']['name']}-{place}" for place in range(stateful["spec"]["replicas"])
+            ]
 
 
 @every_value_set

@@ -36,7 +36,8 @@ BY_SCHEMA = {
     "payloads at one server": (OPEN + "store: {payloads: {url: 'redis://h:6379/0'}}", "payloads"),
     "a password in a cluster's URL": (OPEN + "store: {payloads: {url: 'redis+cluster://:pw@h:6379'}}", "payloads"),
     "a password in a URL": (OPEN + "store: {mode: external, external: {url: 'redis://:pw@h:6379/0'}}", "url"),
-    "another store": (OPEN + "store: {mode: cluster}", "mode"),
+    "another store": (OPEN + "store: {mode: raft}", "mode"),
+    "two shards, of which one is no majority": (OPEN + "store: {mode: cluster, cluster: {shards: 2}}", "shards"),
     "two Sentinels": (OPEN + "store: {mode: sentinel, sentinel: {replicas: 2}}", "replicas"),
     "hasty Sentinels": (OPEN + "store: {sentinel: {downAfterMs: 1000}}", "downAfterMs"),
     "memory without a unit": (OPEN + "store: {maxmemory: '2000000'}", "maxmemory"),
@@ -103,6 +104,29 @@ BY_TEMPLATE = {
         OPEN + "store: {mode: external, external: {url: 'redis://h', ca: {secret: s}}}",
         "store.external.ca",
     ),
+    "payloads on a cluster of the chart's and one of somebody else's": (
+        OPEN + "store: {payloads: {bundled: true, url: 'redis+cluster://h'}}",
+        "store.payloads.bundled",
+    ),
+    "payloads apart from a store that is a cluster": (
+        OPEN + "store: {mode: cluster, payloads: {bundled: true}}",
+        "store.payloads",
+    ),
+    "clients at a cluster without password": (
+        OPEN + "store: {mode: cluster}\nservice: {directPayloads: {enabled: true}}",
+        "store.auth.secret",
+    ),
+    "one address of the chart's cluster": (
+        OPEN + "store: {mode: cluster, auth: {secret: p}}\nservice: {directPayloads: {enabled: true, address: 'a:1'}}",
+        "service.directPayloads.address",
+    ),
+    "payloads in plain text on the chart's cluster, beside TLS": (
+        SECURED % "" + "token: {secret: x}, options: {reward: 'm:f'}, engine: {source: simulate}}]\n"
+        "store: {mode: external, external: {url: 'rediss://h'}, auth: {secret: p}, payloads: {bundled: true}}\n"
+        "service: {directPayloads: {enabled: true}}",
+        "service.directPayloads.plainText=true",
+    ),
+    "a pool named as the shards": (OPEN + "workers: [{name: shards, run: a}]", "taken by the chart"),
     "payloads at two addresses": (
         OPEN + "store: {payloads: {url: 'redis+cluster://h', secret: s}}",
         "store.payloads",

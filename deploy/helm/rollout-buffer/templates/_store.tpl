@@ -2,6 +2,9 @@
 
 {{- define "rb.storeEnv" -}}
 {{- $store := .Values.store -}}
+{{- if or (ne $store.mode "external") (include "rb.shards" .) -}}
+{{- include "rb.storePasswordEnv" . }}
+{{ end -}}
 {{- if eq $store.mode "external" -}}
 {{- if and $store.external.url $store.external.secret -}}
 {{- fail "store.external: give url or secret, not both" -}}
@@ -14,7 +17,6 @@
   value: {{ required "store.external: mode external needs url, or secret with the URL" $store.external.url | quote }}
 {{- end }}
 {{- else -}}
-{{- include "rb.storePasswordEnv" . }}
 - name: RB_STORE
   value: {{ include "rb.storeUrl" . | quote }}
 {{- end }}
@@ -24,6 +26,9 @@
 {{- if and $store.payloads.url $store.payloads.secret -}}
 {{- fail "store.payloads: give url or secret, not both" -}}
 {{- end }}
+{{- if and $store.payloads.bundled (or $store.payloads.url $store.payloads.secret) -}}
+{{- fail "store.payloads.bundled: the chart makes the cluster; leave url and secret out, or bundled" -}}
+{{- end }}
 {{- if $store.payloads.secret }}
 - name: RB_PAYLOAD_STORE
   valueFrom:
@@ -31,6 +36,9 @@
 {{- else if $store.payloads.url }}
 - name: RB_PAYLOAD_STORE
   value: {{ $store.payloads.url | quote }}
+{{- else if $store.payloads.bundled }}
+- name: RB_PAYLOAD_STORE
+  value: {{ include "rb.shardsUrl" . | quote }}
 {{- end }}
 {{- if include "rb.storeCa" . }}
 - name: RB_STORE_CA
@@ -40,7 +48,9 @@
 
 {{/* Whether runs lie on a cluster, as far as a url says; nothing where they do not. */}}
 {{- define "rb.runsSpread" -}}
-{{- with .Values.store -}}{{- if and (eq .mode "external") (contains "+cluster://" .external.url) -}}true{{- end -}}{{- end -}}
+{{- with .Values.store -}}
+{{- if or (eq .mode "cluster") (and (eq .mode "external") (contains "+cluster://" .external.url)) -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The values external and payloads of the store, as far as they are used, by their names. */}}
@@ -53,7 +63,7 @@
 
 {{/* Whether payloads lie on a cluster of their own; nothing where they do not. */}}
 {{- define "rb.payloadsApart" -}}
-{{- with .Values.store.payloads -}}{{- if or .url .secret -}}true{{- end -}}{{- end -}}
+{{- with .Values.store.payloads -}}{{- if or .url .secret .bundled -}}true{{- end -}}{{- end -}}
 {{- end -}}
 
 {{/* The Secret and key with the authorities of servers with TLS, as YAML; nothing without one. */}}
@@ -78,7 +88,7 @@
 {{- $direct := .Values.service.directPayloads -}}
 {{- $store := .Values.store -}}
 {{- $apart := include "rb.payloadsApart" . -}}
-{{- $bundled := and (ne $store.mode "external") (not $apart) -}}
+{{- $bundled := or (include "rb.shards" .) (and (ne $store.mode "external") (not $apart)) -}}
 {{- if not $direct.enabled }}
 - name: RB_DIRECT_PAYLOADS
   value: "false"
@@ -128,11 +138,18 @@
 {{- end -}}
 {{- end -}}
 
+{{/* What a URL of a bundled server has before the host. */}}
+{{- define "rb.storeUser" -}}
+{{- if .Values.store.auth.secret -}}:$(STORE_PASSWORD)@{{- end -}}
+{{- end -}}
+
 {{/* Of the bundled store; Kubernetes puts the password in. */}}
 {{- define "rb.storeUrl" -}}
 {{- $store := .Values.store -}}
-{{- $user := ternary ":$(STORE_PASSWORD)@" "" (ne $store.auth.secret "") -}}
-{{- if eq $store.mode "sentinel" -}}
+{{- $user := include "rb.storeUser" . -}}
+{{- if eq $store.mode "cluster" -}}
+{{ include "rb.shardsUrl" . }}
+{{- else if eq $store.mode "sentinel" -}}
 redis+sentinel://{{ $user }}{{ include "rb.storeHosts" . | replace " " ":26379," }}:26379/{{ $store.sentinel.service }}/0
 {{- if $store.auth.secret }}?sentinel_password=$(STORE_PASSWORD){{ end -}}
 {{- else -}}

@@ -5,7 +5,7 @@
 {{- $pools := dict -}}
 {{- range .Values.workers -}}
 {{- if hasKey $pools .name -}}{{- fail (printf "workers: two pools have the name %s" .name) -}}{{- end -}}
-{{- if has .name (list "store" "client" "test" "relay") -}}{{- fail (printf "workers: the name %s is taken by the chart" .name) -}}{{- end -}}
+{{- if has .name (list "store" "shards" "client" "test" "relay") -}}{{- fail (printf "workers: the name %s is taken by the chart" .name) -}}{{- end -}}
 {{- $pool := mustMergeOverwrite (deepCopy $.Values.workerDefaults) (deepCopy .) -}}
 {{- $_ := set $pools .name $pool -}}
 {{- end -}}

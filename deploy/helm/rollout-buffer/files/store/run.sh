@@ -1,18 +1,20 @@
 #!/bin/sh
-# Runs one program of the bundled store. usage: run.sh server | replicated | sentinel
+# Runs one program of the bundled store. usage: run.sh server | replicated | sentinel | cluster
 #
 #   server      a Valkey alone
 #   replicated  one of several: primary or replica, as a majority of the Sentinels says
 #   sentinel    the Sentinel beside it
+#   cluster     one of a cluster, which form.sh beside this script makes
 #
-# Who is primary is known by the Sentinels and nobody else: they keep it on the volume, so that after a restart of
+# Beside Sentinels, who is primary is known by the Sentinels and nobody else: they keep it on the volume, so that after a restart of
 # everything the newest data stay primary. Only Sentinels that have never run begin with the first host.
 #
 # Environment: APPENDFSYNC, MAXMEMORY; SELF (this pod's host name), HOSTS (all of them, separated by blanks), SERVICE,
 # DOWN_AFTER_MS and FAILOVER_TIMEOUT_MS where there are Sentinels; STORE_PASSWORD if there is one; DATA (default /data),
 # CONFIG (/run/valkey), PORT (6379), SENTINEL_PORT (26379), BIND (every address), WAIT_S (120), and in mode replicated
 # REPL_BACKLOG (64mb) and REPLICA_BUFFER_LIMIT (4gb 2gb 300): how far behind a replica may be before it has to copy
-# everything again, and what is kept for it while it copies. With Valkey's own (10mb, 256mb 64mb 60) a large store under
+# everything again, and what is kept for it while it copies; in mode cluster these, and what form.sh asks for, and
+# NODE_TIMEOUT_MS. With Valkey's own (10mb, 256mb 64mb 60) a large store under
 # load cuts a replica off during the copy, again and again. Give less where maxmemory leaves less memory free.
 set -eu
 umask 077
@@ -67,6 +69,24 @@ END
     [ -z "$password" ] || printf 'requirepass %s\nmasterauth %s\n' "$password" "$password"
 }
 
+replication_config() {
+    echo "repl-backlog-size ${REPL_BACKLOG:-64mb}"
+    echo "client-output-buffer-limit replica ${REPLICA_BUFFER_LIMIT:-4gb 2gb 300}"
+}
+
+# Waits while others take the server that had this name for the owner of slots. Were the new one, with an empty volume, at
+# the same address at once, they would never find out that the former is gone, and never promote its replica.
+await_promotion() {
+    deadline=$(($(date +%s) + ${WAIT_S:-120}))
+    while [ "$(date +%s)" -lt "$deadline" ] && for host in $HOSTS; do
+        [ "$host" = "$SELF" ] || REDISCLI_AUTH=$password timeout 3 valkey-cli -h "$host" -p "$port" cluster nodes 2> /dev/null
+    done | awk -v self=",$SELF" '{ at = index($2, self) } at && substr($2, at) ~ "^" self "(,|$)" && NF > 8 { found = 1 }
+        END { exit !found }'; do
+        echo "store: the volume is empty; waiting until another server has the slots of the former $SELF" >&2
+        sleep 1
+    done
+}
+
 # Prints a Sentinel's file as it has to be today. Of what it has learnt, who is primary and the epochs stay. The password
 # goes wherever it stands (in `user default` too, which would win over requirepass), and so do servers and Sentinels that
 # are none of HOSTS: those of a store that was made smaller would count for a majority for ever.
@@ -98,11 +118,31 @@ replicated)
     {
         server_config
         echo "replica-announce-ip $SELF"
-        echo "repl-backlog-size ${REPL_BACKLOG:-64mb}"
-        echo "client-output-buffer-limit replica ${REPLICA_BUFFER_LIMIT:-4gb 2gb 300}"
+        replication_config
         [ "$primary" = "$SELF $port" ] || echo "replicaof $primary"
     } > "$config/server.conf"
     echo "store: the primary is $primary" >&2
+    exec valkey-server "$config/server.conf"
+    ;;
+cluster)
+    [ -s "$data/nodes.conf" ] || await_promotion
+    {
+        server_config
+        replication_config
+        cat << END
+cluster-enabled yes
+cluster-config-file nodes.conf
+cluster-port ${BUS_PORT:-16379}
+cluster-node-timeout $NODE_TIMEOUT_MS
+cluster-require-full-coverage no
+cluster-allow-replica-migration no
+cluster-announce-ip $ADDRESS
+cluster-announce-hostname $SELF
+cluster-preferred-endpoint-type hostname
+shutdown-on-sigterm failover
+END
+    } > "$config/server.conf"
+    sh "$(dirname "$0")/form.sh" &
     exec valkey-server "$config/server.conf"
     ;;
 sentinel)
@@ -129,7 +169,7 @@ END
     exec valkey-server "$file" --sentinel
     ;;
 *)
-    echo "usage: run.sh server | replicated | sentinel" >&2
+    echo "usage: run.sh server | replicated | sentinel | cluster" >&2
     exit 2
     ;;
 esac
