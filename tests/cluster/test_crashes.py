@@ -187,7 +187,7 @@ async def test_the_audit_finds_what_nothing_names(store: RedisRunStore, shards: 
             key = payload_key(run_id, new_nonce(), group.checksum, len(group.body))
             await run.command("SET", key, group.body)
             orphans.add(key)
-    cut = payload_key(run.run_id, new_nonce(), 0, 3 * PART_BYTES, 3)
+    cut = payload_key(run.run_id, new_nonce(), 0, 5 * PART_BYTES, 5)
     await run.command("SET", f"{cut}.2", b"a part without the first")
     orphans.add(cut)
     assert {shards.shard_of(key) for key in orphans} == {0, 1, 2}

@@ -26,7 +26,7 @@ from buffer_service.store.payloads.tier import PayloadTier
 from buffer_service.store.transport.index import Index
 from buffer_wire.codec import MalformedMessage, fields, read_varint
 from buffer_wire.errors import UnknownRun
-from buffer_wire.payloads.keys import part_keys, parts_of
+from buffer_wire.payloads.keys import is_key_of, part_keys, parts_of
 
 LOOKED_AT_ONCE = 1_000
 """Keys that a server is asked for at once: it is held up for about a millisecond."""
@@ -97,7 +97,8 @@ class Audit:
         whole = [_KEY.fullmatch(key) for key, ttl_ms in zip(keys, ttls, strict=True) if ttl_ms == -1]
         by_run: defaultdict[str, set[str]] = defaultdict(set)
         for match in whole:
-            if match is not None:
+            # Pushers write under any name of their run: what none of ours is may name parts without end.
+            if match is not None and is_key_of(match["run"], match["payload"]):
                 by_run[match["run"]].add(match["payload"])
         found = 0
         for run_id, payloads in by_run.items():
