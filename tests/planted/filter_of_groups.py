@@ -12,13 +12,13 @@ CHANGE = Change(
             at="  optional uint32 max_unavailable_engines = 42;\n",
             put="""\
   // Filter groups with more truncated samples, 1 to 1,024; 0 (default) is no bound.
-  optional uint32 filter_max_truncated_samples = 43;
+  optional uint32 filter_max_truncated_samples = 900;
 """,
         ),
         Edit(
             "proto/rollout_buffer/v1/runs.proto",
             at="  uint64 written_bytes = 42;\n",
-            put="  // Groups filtered because of their truncated samples.\n  uint64 filtered_truncated_samples = 43;\n",
+            put="  // Groups filtered because of their truncated samples.\n  uint64 filtered_truncated_samples = 900;\n",
         ),
         Edit(
             "buffer_service/domain/policy.py",
