@@ -186,6 +186,7 @@ def test_replicas_are_added_and_slots_of_a_server_that_is_gone_are_nobodys(
     assert [pod.follows for pod in replicas] == [pod.id for pod in primaries]
 
     # A shard is lost with all of its volumes.
+    gone = [primaries[0].id, replicas[0].id]
     for pod in (primaries[0], replicas[0]):
         pod.kill()
         shutil.rmtree(pod.volume)
@@ -199,3 +200,8 @@ def test_replicas_are_added_and_slots_of_a_server_that_is_gone_are_nobodys(
         [primaries[0]],
     )
     assert primaries[0].slots == []
+    for pod in primaries + replicas:
+        for node in gone:
+            pod.ask("CLUSTER", "FORGET", node)
+    until(lambda: primaries[0].slots == ["0-5460"], "it begins anew", primaries)
+    until(lambda: replicas[0].follows == primaries[0].id, "its replica follows", replicas)
