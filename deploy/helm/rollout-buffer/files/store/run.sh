@@ -74,19 +74,6 @@ replication_config() {
     echo "client-output-buffer-limit replica ${REPLICA_BUFFER_LIMIT:-4gb 2gb 300}"
 }
 
-# Waits while others take the server that had this name for the owner of slots. Were the new one, with an empty volume, at
-# the same address at once, they would never find out that the former is gone, and never promote its replica.
-await_promotion() {
-    deadline=$(($(date +%s) + ${WAIT_S:-120}))
-    while [ "$(date +%s)" -lt "$deadline" ] && for host in $HOSTS; do
-        [ "$host" = "$SELF" ] || REDISCLI_AUTH=$password timeout 3 valkey-cli -h "$host" -p "$port" cluster nodes 2> /dev/null
-    done | awk -v self=",$SELF" '{ at = index($2, self) } at && substr($2, at) ~ "^" self "(,|$)" && NF > 8 { found = 1 }
-        END { exit !found }'; do
-        echo "store: the volume is empty; waiting until another server has the slots of the former $SELF" >&2
-        sleep 1
-    done
-}
-
 # Prints a Sentinel's file as it has to be today. Of what it has learnt, who is primary and the epochs stay. The password
 # goes wherever it stands (in `user default` too, which would win over requirepass), and so do servers and Sentinels that
 # are none of HOSTS: those of a store that was made smaller would count for a majority for ever.
@@ -125,7 +112,6 @@ replicated)
     exec valkey-server "$config/server.conf"
     ;;
 cluster)
-    [ -s "$data/nodes.conf" ] || await_promotion
     {
         server_config
         replication_config
