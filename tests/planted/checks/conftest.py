@@ -1,5 +1,5 @@
 """Checks of planted changes run in a copy of the tree that has the change, by scripts/planted_changes.py alone."""
 
-from tests.store.conftest import run, server, store
+from tests.store.conftest import cluster, run, server, store
 
-__all__ = ["run", "server", "store"]
+__all__ = ["cluster", "run", "server", "store"]
