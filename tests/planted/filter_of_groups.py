@@ -18,7 +18,7 @@ CHANGE = Change(
         Edit(
             "proto/rollout_buffer/v1/runs.proto",
             at="  uint64 written_bytes = 42;\n",
-            put="  // Groups filtered because of their truncated samples.\n  uint64 filtered_truncated_samples = 900;\n",
+            put="  // Groups filtered because of their truncated samples.\n  uint64 filtered_truncated_samples = 90;\n",
         ),
         Edit(
             "buffer_service/domain/policy.py",
