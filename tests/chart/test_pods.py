@@ -158,16 +158,33 @@ def test_what_is_kept_for_replicas_fits_beside_the_data_in_memory(values: Path) 
 
 @every_value_set
 def test_servers_of_a_replicated_store_are_on_different_nodes(values: Path) -> None:
-    given = load(values.read_text()).get("store", {}).get("sentinel", {})
-    for pod in pods_of(values, "store"):
+    given = load(values.read_text()).get("store", {})
+    for pod in [*pods_of(values, "store"), *pods_of(values, "shards")]:
         spread = {rule["topologyKey"]: rule for rule in pod.spec.get("topologySpreadConstraints", [])}
-        assert bool(spread) == (pod.owner["spec"]["replicas"] > 1)
+        servers = pod.owner["spec"]["replicas"]
+        assert bool(spread) == (servers > 1)
         if spread:
             nodes = spread["kubernetes.io/hostname"]
-            wanted = ("DoNotSchedule", 3) if given.get("spreadNodes", True) else ("ScheduleAnyway", None)
+            # Each server of a cluster has a node, or a primary may be lost with its replica.
+            mode, least = ("cluster", servers) if pod in pods_of(values, "shards") else ("sentinel", 3)
+            strict = given.get(mode, {}).get("spreadNodes", True)
+            wanted = ("DoNotSchedule", least) if strict else ("ScheduleAnyway", None)
             assert (nodes["whenUnsatisfiable"], nodes.get("minDomains")) == wanted
             assert nodes["maxSkew"] == 1
             assert nodes["labelSelector"]["matchLabels"] == pod.labels
+
+
+@every_value_set
+def test_one_server_of_a_cluster_is_drained_at_a_time_and_none_restarted_for_the_others(values: Path) -> None:
+    for pod in pods_of(values, "shards"):
+        (budget,) = [
+            budget
+            for budget in documents(values, "PodDisruptionBudget")
+            if budget["spec"]["selector"]["matchLabels"].items() <= pod.labels.items()
+        ]
+        assert budget["spec"]["maxUnavailable"] == 1
+        server = pod.container("server")
+        assert all("tcpSocket" in server[probe] for probe in ("startupProbe", "livenessProbe"))
 
 
 def test_kind_has_a_node_for_each_server_of_its_store() -> None:
