@@ -13,6 +13,10 @@ LOOKS = {"list_groups", "list_steps", "list_tasks", "read_payload", "task", "wai
 NOT_OF_ONE_RUN = {"call", "close", "facts", "payload_place", "sweep"}
 # Who may come to the store, and who relays: tests/store/test_users.py.
 OF_ACCESS = {"note_client", "payload_user"}
+# Payloads part by part, for who cannot reach the store: tests/service/test_parts.py.
+OF_PARTS = {"read_part", "write_part"}
+# Two operations of the model in one call: tests/service/test_pulls_that_commit.py.
+JOINED = {"commit_and_checkpoint"}
 
 
 def functions(of: Any) -> set[str]:
@@ -20,12 +24,12 @@ def functions(of: Any) -> set[str]:
     return {name for name, _ in inspect.getmembers(of, inspect.isfunction) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("operation", sorted(functions(RunStore) - LOOKS - NOT_OF_ONE_RUN - OF_ACCESS))
+@pytest.mark.parametrize("operation", sorted(functions(RunStore) - LOOKS - NOT_OF_ONE_RUN - OF_ACCESS - OF_PARTS))
 def test_the_model_has_the_operation_of_the_port(operation: str) -> None:
     assert inspect.signature(getattr(ReferenceModel, operation)) == inspect.signature(getattr(RunStore, operation))
 
 
-@pytest.mark.parametrize("operation", sorted(functions(commands) - LOOKS - OF_ACCESS))
+@pytest.mark.parametrize("operation", sorted(functions(commands) - LOOKS - OF_ACCESS - JOINED))
 def test_the_model_has_the_operation_of_the_command(operation: str) -> None:
     modelled = inspect.signature(getattr(ReferenceModel, operation))
     commanded = inspect.signature(getattr(commands, operation))
