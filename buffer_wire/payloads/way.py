@@ -8,6 +8,7 @@ requests.
 
 import asyncio
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from buffer_wire.payloads.nodes import Node, OpenWay, reached_all
 from buffer_wire.payloads.turns import Turns
 from buffer_wire.resp.encoding import Parts
 from buffer_wire.resp.errors import ConnectionLost, ReplyError
+from buffer_wire.resp.protocol import RespConnection
 from rollout_buffer.v1 import payloads_pb2
 
 ASK_TIMEOUT_S = 10.0
@@ -34,6 +36,8 @@ class AsyncWay:
         self._ask = ask
         self._turns = Turns(who)
         self._way: OpenWay | None = None
+        self._connections = weakref.WeakSet[RespConnection]()
+        """Connections that were in use, also those left to their unanswered requests."""
         self._attempt: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -94,8 +98,8 @@ class AsyncWay:
         if self._attempt is not None:
             self._attempt.cancel()
             await asyncio.wait([self._attempt])
-        for node in self._way.nodes if self._way is not None else ():
-            node.connection.abort("closed by this side")
+        for connection in list(self._connections):
+            connection.abort("closed by this side")
         self._way = None
 
     def _node(self, way: OpenWay, key: str) -> Node:
@@ -163,6 +167,7 @@ class AsyncWay:
 
     def _use(self, way: OpenWay | None) -> None:
         former, self._way = self._way, way
+        self._connections.update(node.connection for node in (way.nodes if way is not None else ()))
         for node in former.nodes if former is not None else ():
             if way is None or node not in way.nodes:
                 node.leave()

@@ -163,3 +163,21 @@ def _clients(store: PayloadStore) -> bytes:
     found: bytes = b" ".join(f"user={one['user']}".encode() for one in client.client_list())
     client.close()
     return found
+
+
+async def test_a_connection_that_was_left_to_its_unanswered_requests_ends_with_the_writer(store: PayloadStore) -> None:
+    writer = PayloadWriter(RUN, "a worker", Asking(store))
+    assert await write(writer) is not None
+    way = writer._way._way
+    assert way is not None
+    (node,) = way.nodes
+    assert store.process is not None
+    store.process.send_signal(signal.SIGSTOP)
+    pending = asyncio.create_task(write(writer))
+    while not node.connection._pending:  # noqa: ASYNC110 - a step of the loop or two
+        await asyncio.sleep(0)
+    writer._way._use(None)
+    assert not node.connection.is_over
+    await writer.close()
+    assert node.connection.is_over
+    assert await pending is None
