@@ -95,7 +95,7 @@ class Engine:
     weights_url: str = ""
     """Base URL at which its worker serves the versions it has fetched to other workers; empty: it serves none."""
     weights_from: str = ""
-    """Where the files of the last version came from that its worker fetched for it, and why; empty: none were."""
+    """Source of the files of the last version that its worker fetched for it, and why; empty: none were."""
     silent_ms: int = 0
     """Time since the last report of its worker."""
     decoded_tokens: int = 0

@@ -21,7 +21,7 @@ SYSTEM = "system"
 """Value of `tls_ca` that means the certificate authorities that gRPC trusts by itself."""
 
 SERVICE, WEIGHTS = "RB_", "RB_WEIGHTS_"
-"""What the variables of an access begin with: to the service, and to whoever serves weights."""
+"""Beginnings of the variables of an access: to the service, and to whoever serves weights."""
 
 _VARIABLES = {
     "token": "TOKEN",

@@ -74,7 +74,7 @@ class EngineSlot:
         self.weights_url = ""
         """Base URL at which this worker serves the weights that it has fetched."""
         self.weights_from = ""
-        """Where the files of the last version came from that was fetched for it, and why, in words."""
+        """Source of the files of the last version that was fetched for it, and why, in words."""
         self.reloads, self.last_reload_ms = 0, 0
         self.errors, self.last_error = 0, ""
         self.breaker = Breaker()

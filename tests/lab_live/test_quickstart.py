@@ -1,4 +1,4 @@
-"""What a new user sees first, the loop of docs/quickstart.md, is as stale as its status predicts."""
+"""Staleness of what a new user sees first, the loop of docs/quickstart.md: as its status predicts."""
 
 import os
 import subprocess

@@ -87,7 +87,7 @@ class EngineReport:
     weights_url: str = ""
     """Address at which peers get the versions that its worker has fetched; empty: nowhere."""
     weights_from: str = ""
-    """Where the files of the last version came from that were fetched for it, and why, in words; empty: none were."""
+    """Source of the files of the last version that were fetched for it, and why, in words; empty: none were."""
     decoded_tokens: int = 0
     """Tokens that the worker was sent. This and the next two count since the worker began with the engine."""
     decode_busy_ms: int = 0

@@ -64,7 +64,7 @@ class WeightFetcher:
         self._prefer_peers = prefer_peers
         self._lock = asyncio.Lock()
         self.came_from = ""
-        """Where the files of the version came from that was brought last, and why from there, in words."""
+        """Source of the files of the version that was brought last, and why that one, in words."""
         self._in_use: dict[str, Pin] = {}
         """Pinned directories that engines use, by engine_id."""
         self._fetched: dict[str, Pin] = {}
