@@ -15,7 +15,7 @@ from buffer_cli.main import app
 from buffer_cli.options import ServiceOptions, WeightsOptions
 from buffer_cli.worker.start import to_options
 from buffer_service.settings import Settings
-from buffer_service.store.address import Address
+from buffer_service.store.address import Address, is_cluster
 from rollout_workers.options import WorkerOptions
 from tests.chart.helm import VALUE_SETS, Document, Pod, environment, every_value_set, pods_of, render_with
 
@@ -52,7 +52,7 @@ def test_every_variable_of_the_service_is_a_setting_and_its_value_is_taken(value
     with mock.patch.dict(os.environ, {f"RB_{name.upper()}": value for name, value in given.items()}, clear=True):
         settings = Settings()
 
-    Address.parse(settings.store)
+    (Address.parse_cluster if is_cluster(settings.store) else Address.parse)(settings.store)
     assert settings.insecure == ("tokens_file" not in given)
 
 
