@@ -33,8 +33,8 @@ FAILOVER_PATIENCE_S = 1.0
 Callers try again by themselves, and want to know for what.
 """
 FAILOVER_PAUSE_S = 0.1
-SENTINEL_TIMEOUT_S = 0.5
-"""Longest wait, in seconds, for one Sentinel's answer; then the next one is asked."""
+ANSWER_TIMEOUT_S = 0.5
+"""Longest wait, in seconds, for the answer of a Sentinel, or of a cluster's node; then the next one is asked."""
 WATCH_S = 1.0
 """Period, in seconds, of asking the Sentinels whether the primary is still the same.
 
@@ -114,7 +114,7 @@ class Primary:
             # A task of its own that is never cancelled, and ends by its time-outs: a cancellation may get lost in
             # redis-py, and of two questions at once its client may forget a Sentinel while it moves one to the front.
             self._question = asyncio.create_task(self._ask(), name="store-sentinels")
-            self._question.add_done_callback(_seen)
+            self._question.add_done_callback(consume_failure)
         return await asyncio.shield(self._question)
 
     async def _ask(self) -> tuple[str, int]:
@@ -142,26 +142,32 @@ class Primary:
             self._where = where
 
 
-def _seen(question: asyncio.Task[tuple[str, int]]) -> None:
+def consume_failure(question: asyncio.Task[Any]) -> None:
     """Consume the question's failure: the callers may be gone by then."""
     if not question.cancelled():
         question.exception()
 
 
-def _client(address: Address) -> Sentinel:
-    sentinels = address.sentinels or Sentinels((), "")
+def options_of_asking(address: Address, username: str, password: str) -> dict[str, Any]:
+    """Options of redis-py's connections to those who know where the servers are: Sentinels, or a cluster's nodes."""
     options: dict[str, Any] = {
-        "socket_timeout": SENTINEL_TIMEOUT_S,
-        "socket_connect_timeout": SENTINEL_TIMEOUT_S,
-        # The next Sentinel is asked at once.
+        "socket_timeout": ANSWER_TIMEOUT_S,
+        "socket_connect_timeout": ANSWER_TIMEOUT_S,
+        # The next one is asked at once.
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
-        "username": sentinels.username or None,
-        "password": sentinels.password or None,
+        "username": username or None,
+        "password": password or None,
     }
     if address.tls:
         options["ssl"] = True
         options["ssl_ca_certs"] = str(address.ca) if address.ca is not None else None
+    return options
+
+
+def _client(address: Address) -> Sentinel:
+    sentinels = address.sentinels or Sentinels((), "")
+    options = options_of_asking(address, sentinels.username, sentinels.password)
     return Sentinel(list(sentinels.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
 
 

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException, RedisError
 
 from buffer_service.store.address import Address
+from buffer_service.store.primary import consume_failure, options_of_asking
 from buffer_wire.errors import StoreUnavailable, StoreUnsuitable
 from buffer_wire.resp.slots import SLOTS, slot_of
 
-ANSWER_TIMEOUT_S = 0.5
-"""Longest wait, in seconds, for one node's answer; then the next one is asked."""
 SAID_S = 1.0
 """Time, in seconds, after which all nodes know of a slot that has moved."""
 
@@ -96,7 +93,7 @@ class Topology:
         if self._question is None or self._question.done():
             # Never cancelled: a cancellation may get lost in redis-py. It ends by its time-outs.
             self._question = asyncio.create_task(self._ask(), name="payload-topology")
-            self._question.add_done_callback(_seen)
+            self._question.add_done_callback(consume_failure)
         await asyncio.shield(self._question)
 
     async def close(self) -> None:
@@ -131,23 +128,7 @@ def _ranges(slots: Mapping[int, Sequence[Any]]) -> list[Shard]:
     return shards
 
 
-def _seen(question: asyncio.Task[None]) -> None:
-    """Consume the question's failure: the callers may be gone by then."""
-    if not question.cancelled():
-        question.exception()
-
-
 def _client(address: Address) -> Any:  # noqa: ANN401 - redis-py says little of its types
-    options: dict[str, Any] = {
-        "socket_timeout": ANSWER_TIMEOUT_S,
-        "socket_connect_timeout": ANSWER_TIMEOUT_S,
-        "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,
-        "username": address.username or None,
-        "password": address.password or None,
-    }
-    if address.tls:
-        options["ssl"] = True
-        options["ssl_ca_certs"] = str(address.ca) if address.ca is not None else None
+    options = options_of_asking(address, address.username, address.password)
     nodes = [ClusterNode(host, port) for host, port in address.nodes]
     return RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
