@@ -1,7 +1,9 @@
-"""Tables that commands write into pages: the lines between two comments `<!-- NAME -->` and `<!-- /NAME -->`."""
+"""Tables that commands write into pages, between comments `<!-- NAME -->` and `<!-- /NAME -->`, and files of rows."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 _ROOT = Path(__file__).parents[1]
 DOCS = _ROOT / "docs"
@@ -22,3 +24,15 @@ def put(name: str, lines: Sequence[str]) -> Path | None:
             page.write_text("\n".join([text.split(begin, 1)[0] + begin, *lines, end + text.split(end, 1)[1]]))
             return page
     return None
+
+
+def write_rows(path: Path, values: Mapping[str, Any]) -> None:
+    """Write results as JSON: what is a list, an item a line, so that a change of one is a line."""
+    entries = [f"{json.dumps(name)}: {_lines(value)}" for name, value in values.items()]
+    path.write_text("{\n" + ",\n".join(entries) + "\n}\n")
+
+
+def _lines(value: object) -> str:
+    if not isinstance(value, list):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f" {json.dumps(item)}" for item in value) + "\n]"

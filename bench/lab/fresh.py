@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.live_loop.loop import Measured, run
 from bench.live_loop.setting import Setting
-from bench.tables import put, table
+from bench.tables import put, table, write_rows
 from buffer_cli.staleness.lab import candidate
 from buffer_cli.staleness.output import progress, result_values
 from buffer_service.domain.policy import RunPolicy
@@ -153,7 +153,7 @@ def main() -> int:
     written |= {"steps": options.steps, "simulated": _simulated(options.steps, options.processes)}
     if options.live:
         written["live"] = _live()
-    _RESULTS.write_text(json.dumps(written, indent=1) + "\n")
+    write_rows(_RESULTS, written)
     print(f"written to {_RESULTS}")
     return 0
 

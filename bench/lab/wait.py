@@ -4,14 +4,13 @@ Simulated, at equal engines: mean length trained over generated, tokens wasted, 
 """
 
 import argparse
-import json
 import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.tables import put, table
+from bench.tables import put, table, write_rows
 from buffer_cli.staleness.lab import candidate
 from buffer_cli.staleness.output import progress, result_values
 from buffer_service.domain.policy import StaleAction
@@ -58,7 +57,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for (eta, sigma, rho, action, seed, _), result in zip(asked, results, strict=True):
         settings.setdefault((eta, sigma, rho), {}).setdefault(action, []).append(result)
-        setting = {"staleness": eta, "sigma": sigma, "rho": rho, "action": action.value, "seed": seed}
+        setting = {"max_staleness": eta, "sigma": sigma, "rho": rho, "action": action.value, "seed": seed}
         rows.append(setting | result_values(result))
     # A recycled task gets a new length here, so recycling is as dropping.
     shown = (StaleAction.DROP, StaleAction.WAIT)
@@ -70,7 +69,7 @@ def main() -> int:
     for line in lines:
         print(*line, sep="  ")
     put("wait_simulated", table(head, lines))
-    _RESULTS.write_text(json.dumps({"steps": options.steps, "rows": rows}, indent=1) + "\n")
+    write_rows(_RESULTS, {"steps": options.steps, "rows": rows})
     print(f"written to {_RESULTS}")
     waiting = [result for by_action in settings.values() for result in by_action[StaleAction.WAIT]]
     return int(any(abs(_length_ratio(result) - 1) >= 0.01 for result in waiting))
