@@ -13,7 +13,7 @@ from tests.faults.cluster import Cluster, Nemesis
 from tests.faults.history import History
 from tests.faults.observer import last_looks, observe
 from tests.faults.promises import broken
-from tests.faults.trainer import Plan, Trainer
+from tests.faults.trainer import BATCH_GROUPS, PREFETCH, Plan, Trainer
 from tests.faults.workers import Worker
 from tests.support.store_server import StoreServer
 from trainer_client import AsyncBufferClient, Policy
@@ -110,3 +110,22 @@ async def live_and_check(run: HistoryRun, folder: Path) -> None:
     problems = broken(run.history)
     assert not problems, "\n".join([f"the history in {path} breaks", *problems])
     assert run.ways() == {"direct", "relayed"}
+
+
+def policy_over_failover(wait_replicas: int, wait_timeout_ms: int = 100) -> Policy:
+    """Policy of histories whose store fails over: pushes wait for room, and answers for so many replicas."""
+    return Policy(
+        batch_groups=BATCH_GROUPS,
+        prefetch_batches=PREFETCH,
+        max_queued_groups=8,
+        overflow_action="block",
+        max_staleness=2,
+        stale_action="recycle",
+        lease_ttl_ms=1_000,
+        retry_backoff_ms=20,
+        max_attempts=1_000,
+        max_pending_tasks=30,
+        record_groups=True,
+        wait_replicas=wait_replicas,
+        wait_timeout_ms=wait_timeout_ms,
+    )

@@ -10,12 +10,10 @@ import pytest
 
 from tests.faults.cluster import Cluster, running_cluster
 from tests.faults.history import History
-from tests.faults.history_run import HistoryRun, Size, live_and_check
+from tests.faults.history_run import HistoryRun, Size, live_and_check, policy_over_failover
 from tests.faults.promises import was_told
 from tests.faults.reading import Reading
-from tests.faults.trainer import BATCH_GROUPS, PREFETCH
 from tests.support.sentinels import Deployment, sentinels
-from trainer_client import Policy
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -26,24 +24,6 @@ UNSEEN = 40
 """Pushes whose acknowledgement the replica knows nothing of."""
 REFUSED = 8
 """Calls that wait for a replica in vain."""
-
-
-def policy(wait_replicas: int) -> Policy:
-    return Policy(
-        batch_groups=BATCH_GROUPS,
-        prefetch_batches=PREFETCH,
-        max_queued_groups=8,
-        overflow_action="block",
-        max_staleness=2,
-        stale_action="recycle",
-        lease_ttl_ms=1_000,
-        retry_backoff_ms=20,
-        max_attempts=1_000,
-        max_pending_tasks=30,
-        record_groups=True,
-        wait_replicas=wait_replicas,
-        wait_timeout_ms=100,
-    )
 
 
 @pytest.fixture
@@ -74,7 +54,7 @@ async def test_with_wait_replicas_every_promise_holds_over_a_failover(
         await deployment.primary_back()
         history.note("nemesis", "over")
 
-    run = HistoryRun(cluster, "waiting", policy(1), seed, Size(crashes=1), disaster=failover)
+    run = HistoryRun(cluster, "waiting", policy_over_failover(1), seed, Size(crashes=1), disaster=failover)
     await live_and_check(run, tmp_path)
     assert not was_told(Reading(run.history))
 
@@ -98,7 +78,9 @@ async def test_without_wait_replicas_what_a_failover_loses_is_told_and_every_oth
         await deployment.promoted()
         history.note("nemesis", "over")
 
-    run = HistoryRun(cluster, "losing", policy(0), seed, Size(crashes=0), disaster=failover, may_lose=True)
+    run = HistoryRun(
+        cluster, "losing", policy_over_failover(0), seed, Size(crashes=0), disaster=failover, may_lose=True
+    )
     await live_and_check(run, tmp_path)
     reading = Reading(run.history)
     assert was_told(reading)
