@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from tests.model.budget import explore
-from tests.model.mutants import MUTANTS, Defect
+from tests.model.mutants.table import MUTANTS, Defect
 from tests.model.notation import entry, line
 from tests.model.pair import Disagreement
 from tests.model.shrinking import replay, shrink

@@ -1,0 +1,78 @@
+"""Defects of micro-batches and steps."""
+
+from collections.abc import Collection, Iterable
+
+from buffer_service.domain.policy import StaleAction
+from buffer_service.rules.transitions import GroupState
+from tests.oracle import batches
+from tests.oracle.micro_batches import Plan
+from tests.oracle.records import Group
+from tests.oracle.rules.sharding import shard
+from tests.oracle.state import RunState
+from tests.oracle.steps import Form, MicroBatch, Step
+
+
+def in_turn(groups: Iterable[tuple[int, int]], world_size: int, *, equal: bool = False) -> list[list[int]]:
+    sequences = sorted(sequence for sequence, _ in groups)
+    return [sequences[rank::world_size] for rank in range(world_size)]
+
+
+def never_equal(groups: Iterable[tuple[int, int]], world_size: int, *, equal: bool = False) -> list[list[int]]:
+    return shard(groups, world_size)
+
+
+def tokens_never_suffice(run: RunState, micro_batch_plan: Plan) -> bool:
+    return len(run.queue) >= max(micro_batch_plan.minimum, micro_batch_plan.needed)
+
+
+def only_groups_fill(step: Step) -> bool:
+    return not step.form.streamed or len(step.groups) >= step.form.target
+
+
+_remove = MicroBatch.remove
+
+
+def lost_groups_stay_stale(closed: MicroBatch, group: Group) -> None:
+    stale = closed.staleness[group.group_id]
+    _remove(closed, group)
+    closed.staleness[group.group_id] = stale
+
+
+_clamp_group = Group.clamp
+
+
+def only_queued_groups_are_clamped(group: Group, version: int) -> None:
+    if group.state == GroupState.QUEUED:
+        _clamp_group(group, version)
+
+
+_report_lost = batches.report_lost
+
+
+def lost_whoever_says_so(run: RunState, term: int, step: int, payload_keys: Collection[str]) -> None:
+    _report_lost(run, run.term, step, payload_keys)
+
+
+def lost_whichever_payload(run: RunState, term: int, step: int, payload_keys: Collection[str]) -> None:
+    groups = run.steps[step].groups if step in run.steps else ()
+    _report_lost(run, term, step, {group.payload_key for group in groups} if payload_keys else ())
+
+
+def recycled_for_ever(run: RunState, group: Group) -> bool:
+    return run.policy.stale_action is StaleAction.RECYCLE and not group.task.leaseless
+
+
+def bytes_do_not_count(run: RunState) -> int:
+    return max(run.checkpointed_steps, run.committed_steps - run.policy.retained_steps)
+
+
+def of_the_task(group: Group) -> str:
+    return group.task.environment
+
+
+def nothing_is_awaited(run: RunState, plan: Plan, step: Step | None) -> int:
+    return 0
+
+
+def nothing_has_its_last_chance(run: RunState, form: Form) -> int | None:
+    return None
