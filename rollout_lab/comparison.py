@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
 from buffer_wire.errors import InvalidField, InvalidPolicy
 from rollout_lab.processes import in_processes
-from rollout_lab.simulator import Simulation, SimulationResult, Workload, simulate
 
 TOLERANCE = 0.01
 """A period is kept when it is at most so much longer: about the noise of a few hundred steps."""

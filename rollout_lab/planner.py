@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from buffer_service.observability.estimate import closed_forms
 from buffer_service.observability.estimate.closed_forms import Prediction
+from buffer_service.simulator import Simulation, Workload
+from buffer_service.simulator.lengths import Lengths, Lognormal, token_tailness
 from buffer_wire.errors import InvalidField
-from rollout_lab.lengths import Lengths, Lognormal, token_tailness
 from rollout_lab.queue_policies import QUEUE_DROP, STREAMING, queue_policy
-from rollout_lab.simulator import Simulation, Workload
 
 AREAL = "areal"
 POLICIES = (QUEUE_DROP, STREAMING, AREAL)

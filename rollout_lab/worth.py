@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
 from buffer_wire.errors import InvalidField
 from rollout_lab.processes import in_processes
-from rollout_lab.simulator import Simulation, SimulationResult, Workload, simulate
 
 MARGIN = 1.1
 """Asynchrony that is not so many times as fast is not called worth it: the simulation leaves more than that out."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from buffer_service.observability.estimate.closed_forms import Prediction, queue_drop, small_batch_period
-from rollout_lab.lengths import Lognormal
+from buffer_service.simulator import Simulation, Workload
+from buffer_service.simulator.lengths import Lognormal
 from rollout_lab.queue_policies import QUEUE_DROP, QUEUE_MAX, queue_policy
-from rollout_lab.simulator import Simulation, Workload
 
 GROUP_SIZE = 8
 WARMUP = 100

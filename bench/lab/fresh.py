@@ -19,9 +19,9 @@ from bench.tables import put, table, write_rows
 from buffer_cli.staleness.lab import candidate
 from buffer_cli.staleness.output import progress, result_values
 from buffer_service.domain.policy import RunPolicy
-from rollout_lab.lengths import Lognormal
+from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
+from buffer_service.simulator.lengths import Lognormal
 from rollout_lab.processes import in_processes
-from rollout_lab.simulator import Simulation, SimulationResult, Workload, simulate
 
 _RESULTS = Path(__file__).parents[1] / "results" / "staleness_fresh.json"
 

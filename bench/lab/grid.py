@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buffer_service.observability.estimate.closed_forms import is_rough, queue_drop, queue_drop_of_small_batches
-from rollout_lab.lengths import Lognormal
+from buffer_service.simulator import Simulation, Workload, simulate
+from buffer_service.simulator.lengths import Lognormal
 from rollout_lab.processes import in_processes
 from rollout_lab.queue_policies import QUEUE_DROP, queue_policy
-from rollout_lab.simulator import Simulation, Workload, simulate
 
 RHO = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 QUEUE_FACTORS = (1, 2, 3)

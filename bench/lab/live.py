@@ -21,7 +21,7 @@ from typing import Any
 from bench.live_loop.loop import Measured, run
 from bench.live_loop.setting import Setting
 from bench.tables import put, table
-from rollout_lab.simulator import simulate
+from buffer_service.simulator import simulate
 
 _RESULTS = Path(__file__).parents[1] / "results" / "staleness_live.json"
 

@@ -15,9 +15,9 @@ from buffer_cli.staleness.lab import candidate, trial_values
 from buffer_cli.staleness.output import progress
 from buffer_cli.staleness.plot import plot_trials
 from buffer_service.observability.estimate.closed_forms import pre_queue
+from buffer_service.simulator import Workload
+from buffer_service.simulator.lengths import Lognormal
 from rollout_lab.comparison import Comparison, Trial, compare
-from rollout_lab.lengths import Lognormal
-from rollout_lab.simulator import Workload
 
 _RESULTS = Path(__file__).parents[1] / "results" / "staleness_lab.json"
 _IMAGE = Path(__file__).parents[2] / "docs" / "images" / "staleness_lab.png"

@@ -8,7 +8,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from bench.lab.figures import (
 )
 from bench.tables import put, table
 from buffer_service.observability.estimate.closed_forms import noise_adjusted
+from buffer_service.simulator import SimulationResult, simulate
 from rollout_lab.processes import in_processes
-from rollout_lab.simulator import SimulationResult, simulate
 
 _RESULTS = Path(__file__).parents[1] / "results" / "staleness_published.json"
 
@@ -37,10 +37,13 @@ TOLERANCES = {
     "iqs_minus_predicted": 0.15,
     "closed_form_minus_measured": 0.25,
     "simulated_minus_measured": 0.25,
+    "step_s": 0.05,
     "trained_share": 0.05,
     "trained_max": 0.15,
 }
-"""Versions; of lengths: of trained over sampled, and of the longest trained response over the published one."""
+"""Versions; of step times: over the published one; of lengths: of trained over sampled, and of the longest trained
+response over the published one.
+"""
 
 
 def run_differences(run: Run) -> dict[str, float]:
@@ -68,15 +71,29 @@ def beyond(differences: dict[str, float]) -> list[str]:
     return [name for name, value in differences.items() if abs(value) > TOLERANCES[name]]
 
 
-def _run_values(run: Run, result: SimulationResult) -> dict[str, Any]:
+def _relative_step(run: Run, result: SimulationResult) -> float:
+    """Our step time with the trainer's time for a response as the unit."""
+    return run.batch_rollouts * max(1.0, 1.0 / run.rho) * result.train_period_ratio
+
+
+def response_seconds(runs: Sequence[tuple[Run, SimulationResult]]) -> dict[str, float]:
+    """The trainer's seconds for a response in each table of step times, the one number that is fitted to it."""
+    shares: dict[str, list[float]] = {}
+    for run, result in runs:
+        if run.step_s is not None:
+            shares.setdefault(run.table, []).append(run.step_s / _relative_step(run, result))
+    return {name: statistics.mean(of_table) for name, of_table in shares.items()}
+
+
+def _run_values(run: Run, result: SimulationResult, seconds: Mapping[str, float]) -> dict[str, Any]:
     ours = run.closed_form()
     differences = run_differences(run) | {"simulated_minus_measured": result.staleness - run.measured}
     values: dict[str, Any] = {name: getattr(run, name) for name in Run.__slots__}
     values |= {"pqs": ours.pqs, "iqs": ours.iqs, "closed_form": ours.staleness, "simulated": result.staleness}
     values |= {"in_flight": run.in_flight(), "period_ratio": run.period_ratio()}
     if run.step_s is not None:
-        values["step_s_over_batch"] = run.step_s / run.batch_rollouts
-        values["step_s_over_root_batch"] = noise_adjusted(run.step_s, run.batch_rollouts)
+        values["our_step_s"] = seconds[run.table] * _relative_step(run, result)
+        differences["step_s"] = values["our_step_s"] / run.step_s - 1
     rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in values.items()}
     return rounded | {
         "differences": {name: round(value, 3) for name, value in differences.items()},
@@ -99,42 +116,60 @@ def _bias_values(bias: Bias, result: SimulationResult) -> dict[str, Any]:
     }
 
 
-def _marked(value: float, name: str, shown: str) -> str:
-    """A difference as the docs show it; bold when it is beyond its tolerance."""
-    text = shown.format(value).replace("-", "−")
-    return f"**{text}**" if beyond({name: value}) else text
+def _beside(theirs: float | None, ours: float, form: str, *, bold: bool = False) -> str:
+    """A published figure and ours, as the docs show them; bold when they are further apart than the tolerance."""
+    if theirs is None:
+        return ""
+    text = f"{theirs:{form}} / {ours:{form}}"
+    return f"**{text}**" if bold else text
 
 
-def _run_lines(runs: Sequence[dict[str, Any]]) -> Iterator[list[object]]:
-    for run in runs:
-        differences = run["differences"]
-        parts = [
-            _marked(differences[name], name, "{:+.2f}") if name in differences else ""
-            for name in (
-                "closed_form_minus_predicted",
-                "pqs_minus_predicted",
-                "closed_form_minus_measured",
-                "simulated_minus_measured",
-            )
-        ]
-        published = [run[name] if run[name] is not None else "" for name in ("predicted", "predicted_pqs", "measured")]
-        setting = [run[name] for name in ("table", "concurrency", "batch_rollouts", "queue_factor", "rho", "tailness")]
-        yield [*setting, *published, f"{run['closed_form']:.2f}", *parts, f"{run['in_flight']:.2f}"]
+_RUN_HEAD = (
+    *("table", "C", "B", "q", "ρ", "M", "PQS", "IQS", "predicted", "measured / closed form", "measured / simulated"),
+    *("step s", "over B", "over √B", "share of C in flight"),
+)
 
 
-def _bias_lines(rows: Sequence[dict[str, Any]]) -> Iterator[list[object]]:
-    for row in rows:
-        differences = row["differences"]
-        yield [
-            f"{row['policy'].replace('_', '-')}, {'q' if row['policy'] == 'queue_drop' else 'η'} {row['factor']}",
-            row["tailness"],
-            f"{row['trained_share']:.3f}",
-            f"{row['our_trained_share']:.3f}",
-            _marked(differences["trained_share"], "trained_share", "{:+.3f}"),
-            f"{row['trained_max']:,}",
-            f"{row['our_trained_max']:,}",
-            _marked(differences["trained_max"], "trained_max", "{:+.0%}"),
-        ]
+def _run_line(run: Mapping[str, Any]) -> list[object]:
+    def beside(theirs: str, ours: str, difference: str) -> str:
+        return _beside(run[theirs], run[ours], ".2f", bold=difference in run["beyond_tolerance"])
+
+    batch, step_s, our_step_s = run["batch_rollouts"], run["step_s"], run.get("our_step_s", 0.0)
+    return [
+        *(run[name] for name in ("table", "concurrency", "batch_rollouts", "queue_factor", "rho", "tailness")),
+        beside("predicted_pqs", "pqs", "pqs_minus_predicted"),
+        beside("predicted_iqs", "iqs", "iqs_minus_predicted"),
+        beside("predicted", "closed_form", "closed_form_minus_predicted"),
+        beside("measured", "closed_form", "closed_form_minus_measured"),
+        beside("measured", "simulated", "simulated_minus_measured"),
+        _beside(step_s, our_step_s, ".1f", bold="step_s" in run["beyond_tolerance"]),
+        _beside(step_s and step_s / batch, our_step_s / batch, ".2f"),
+        _beside(step_s and noise_adjusted(step_s, batch), noise_adjusted(our_step_s, batch), ".1f"),
+        f"{run['in_flight']:.2f}",
+    ]
+
+
+_BIAS_HEAD = (
+    "policy",
+    "tailness",
+    "sampled mean",
+    "trained mean",
+    "trained share",
+    "sampled longest",
+    "trained longest",
+)
+
+
+def _bias_line(row: Mapping[str, Any]) -> list[object]:
+    far = row["beyond_tolerance"]
+    return [
+        f"{row['policy'].replace('_', '-')}, {'q' if row['policy'] == 'queue_drop' else 'η'} {row['factor']}",
+        row["tailness"],
+        *(_beside(row[name], row[f"our_{name}"], ",.0f") for name in ("sampled_mean", "trained_mean")),
+        _beside(row["trained_share"], row["our_trained_share"], ".3f", bold="trained_share" in far),
+        _beside(row["sampled_max"], row["our_sampled_max"], ",d"),
+        _beside(row["trained_max"], row["our_trained_max"], ",d", bold="trained_max" in far),
+    ]
 
 
 def main() -> int:
@@ -146,7 +181,9 @@ def main() -> int:
     given = parser.parse_args()
     simulations = [run.simulation(given.steps) for run in RUNS] + [bias.simulation(given.steps) for bias in BIASES]
     results = in_processes(simulate, simulations, processes=given.processes)
-    runs = [_run_values(run, result) for run, result in zip(RUNS, results, strict=False)]
+    simulated = list(zip(RUNS, results, strict=False))
+    seconds = response_seconds(simulated)
+    runs = [_run_values(run, result, seconds) for run, result in simulated]
     biases = [_bias_values(bias, result) for bias, result in zip(BIASES, results[len(RUNS) :], strict=True)]
     stated = [run for run in RUNS if "rho" not in run.assumed]
     shares = [run.in_flight() for run in stated]
@@ -161,6 +198,7 @@ def main() -> int:
             "most": round(max(shares), 3),
             "largest_difference_with_mean": round(max(errors), 3),
         },
+        "train_s_of_a_response": {name: round(value, 4) for name, value in seconds.items()},
         "runs": runs,
         "bias_setting": {
             "group_size": GROUP_SIZE,
@@ -175,14 +213,9 @@ def main() -> int:
     }
     given.out.parent.mkdir(exist_ok=True)
     given.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    heads = ("table", "C", "B", "q", "ρ", "M", "predicted", "of it PQS", "measured", "ours")
-    differences = ("− predicted", "PQS − theirs", "− measured", "simulated − measured", "share of C in flight")
     tables = {
-        "published_runs": table((*heads, *differences), list(_run_lines(runs))),
-        "published_bias": table(
-            ("policy", "tailness", "trained share", "ours", "difference", "longest trained", "ours", "difference"),
-            list(_bias_lines(biases)),
-        ),
+        "published_runs": table(_RUN_HEAD, [_run_line(run) for run in runs]),
+        "published_bias": table(_BIAS_HEAD, [_bias_line(row) for row in biases]),
     }
     for name, lines in tables.items():
         print("\n".join(lines))

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from bench.measure import median
-from rollout_lab.lengths import Lognormal
+from buffer_service.simulator import Simulation, Workload, simulate
+from buffer_service.simulator.lengths import Lognormal
 from rollout_lab.queue_policies import queue_policy
-from rollout_lab.simulator import Simulation, Workload, simulate
 
 _RESULTS = Path(__file__).parents[1] / "results" / "staleness_speed.json"
 _LENGTHS = Lognormal.with_mean(1_400, 0.5)

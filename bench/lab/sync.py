@@ -14,8 +14,8 @@ from typing import Any
 from bench.tables import put, table
 from buffer_cli.staleness.lab import candidate
 from buffer_cli.staleness.output import progress, result_values
-from rollout_lab.lengths import Lognormal
-from rollout_lab.simulator import Workload
+from buffer_service.simulator import Workload
+from buffer_service.simulator.lengths import Lognormal
 from rollout_lab.worth import Contender, Outcome, Question, Split, outcomes
 
 _RESULTS = Path(__file__).parents[1] / "results" / "staleness_sync.json"

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, replace
 
-from rollout_lab.lengths import Lognormal
+from buffer_service.simulator import Simulation, Workload
+from buffer_service.simulator.lengths import Lognormal
 from rollout_lab.queue_policies import queue_policy
-from rollout_lab.simulator import Simulation, Workload
 from trainer_client.policy import Policy
 
 LENGTH_MEDIAN, LENGTH_CAP = 100, 1_000

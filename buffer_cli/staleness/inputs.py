@@ -7,9 +7,9 @@ from buffer_cli.policies import applied
 from buffer_cli.staleness.commands import WorkloadOptions
 from buffer_cli.staleness.lengths_file import read_lengths
 from buffer_service.domain.policy import RunPolicy
-from rollout_lab.lengths import Fixed, Lengths, Lognormal
+from buffer_service.simulator import Workload
+from buffer_service.simulator.lengths import Fixed, Lengths, Lognormal
 from rollout_lab.queue_policies import queue_policy
-from rollout_lab.simulator import Workload
 
 
 def workload_of(options: WorkloadOptions) -> Workload:

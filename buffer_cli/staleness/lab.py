@@ -14,9 +14,9 @@ from buffer_cli.staleness.commands import StepOptions, WorkloadOptions
 from buffer_cli.staleness.inputs import policy_of, workload_of
 from buffer_cli.staleness.output import naming_options, progress, result_values
 from buffer_cli.staleness.plot import plot_trials
+from buffer_service.simulator.lengths import Lengths
 from buffer_wire.errors import InvalidField
 from rollout_lab.comparison import MOST_ENGINES, Candidate, Comparison, Trial, compare
-from rollout_lab.lengths import Lengths
 
 
 @naming_options

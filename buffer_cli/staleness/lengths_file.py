@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from buffer_service.simulator.lengths import Empirical
 from buffer_wire.errors import InvalidField
-from rollout_lab.lengths import Empirical
 
 _COLUMN = "response_lengths"
 

@@ -10,8 +10,8 @@ from typing import Any, ParamSpec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from buffer_service.simulator import SimulationResult
 from buffer_wire.errors import InvalidField
-from rollout_lab.simulator import SimulationResult
 
 P = ParamSpec("P")
 

@@ -16,12 +16,12 @@ from buffer_cli.staleness.output import figures, naming_options, progress, resul
 from buffer_cli.staleness.plot import plot_frontier, plot_plan
 from buffer_service.observability.estimate import closed_forms
 from buffer_service.observability.estimate.closed_forms import Prediction
+from buffer_service.simulator import SimulationResult, simulate
+from buffer_service.simulator.lengths import Empirical
 from buffer_wire.errors import InvalidField
 from rollout_lab import planner
-from rollout_lab.lengths import Empirical
 from rollout_lab.planner import Budget, Choice, Setting, Slots
 from rollout_lab.processes import in_processes
-from rollout_lab.simulator import SimulationResult, simulate
 
 ROUGH = (
     "near balance (0.8 < ρ < 1.2) the closed form is rough: in-queue staleness jumps there from 1 to q; "

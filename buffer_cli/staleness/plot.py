@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buffer_service.observability.estimate.closed_forms import ROUGH_ABOVE, ROUGH_BELOW
+from buffer_service.simulator import SimulationResult
 from buffer_wire.errors import InvalidField
 from rollout_lab import planner
 from rollout_lab.comparison import Trial
 from rollout_lab.planner import Choice, Setting
-from rollout_lab.simulator import SimulationResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,8 @@ from buffer_cli.staleness.commands import QueueOptions, StepOptions, WorkloadOpt
 from buffer_cli.staleness.inputs import policy_of, workload_of
 from buffer_cli.staleness.output import figures, naming_options, result_values
 from buffer_cli.staleness.plot import plot_simulation
-from rollout_lab.simulator import Simulation, SimulationResult
-from rollout_lab.simulator import simulate as simulated
+from buffer_service.simulator import Simulation, SimulationResult
+from buffer_service.simulator import simulate as simulated
 
 
 @naming_options

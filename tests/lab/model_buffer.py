@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.rules.transitions import GroupState
-from rollout_lab.simulator.buffer import Losses
-from rollout_lab.simulator.groups import SimulatedGroup
+from buffer_service.simulator.buffer import Losses
+from buffer_service.simulator.groups import SimulatedGroup
 from tests.oracle import ReferenceModel
 
 _RUN = "simulation"

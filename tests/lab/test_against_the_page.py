@@ -10,7 +10,7 @@ from bench.lab.figures import BIASES, FITTED, RUNS, Bias, Run
 from bench.lab.grid import CONCURRENCY_RATIOS, QUEUE_FACTORS, RHO, TOLERANCE, Cell, grid
 from bench.lab.published import TOLERANCES, beyond, bias_differences, run_differences
 from buffer_service.observability.estimate.closed_forms import is_rough, small_batch_period
-from rollout_lab.simulator import simulate
+from buffer_service.simulator import simulate
 
 
 def test_the_grid_is_the_one_that_was_asked_for() -> None:

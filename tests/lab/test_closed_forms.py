@@ -7,9 +7,9 @@ import pytest
 
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.observability.estimate import closed_forms as cf
+from buffer_service.simulator import Simulation, Workload, simulate
+from buffer_service.simulator.lengths import Lognormal
 from buffer_wire.errors import InvalidField
-from rollout_lab.lengths import Lognormal
-from rollout_lab.simulator import Simulation, Workload, simulate
 
 
 def test_in_queue_staleness_jumps_from_one_to_q_at_balance() -> None:

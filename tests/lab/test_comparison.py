@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from buffer_cli.main import app
+from buffer_service.simulator import Workload
+from buffer_service.simulator.lengths import Lognormal
 from buffer_wire.errors import InvalidField
 from rollout_lab.comparison import TOLERANCE, Candidate, Comparison, Trial, compare
-from rollout_lab.lengths import Lognormal
 from rollout_lab.queue_policies import queue_policy
-from rollout_lab.simulator import Workload
 
 N = 8
 

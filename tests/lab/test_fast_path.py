@@ -7,11 +7,11 @@ import pytest
 
 from buffer_service.domain.policy import UNSET, Order, OverflowAction, RunPolicy, StaleAction, StalenessMeasure
 from buffer_service.domain.presets import fields_of
+from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
+from buffer_service.simulator.buffer import Buffer
+from buffer_service.simulator.compact_buffer import CompactBuffer
+from buffer_service.simulator.lengths import Fixed, Lengths, Lognormal
 from buffer_wire.errors import InvalidRequest, RolloutBufferError
-from rollout_lab.lengths import Fixed, Lengths, Lognormal
-from rollout_lab.simulator import Simulation, SimulationResult, Workload, simulate
-from rollout_lab.simulator.buffer import Buffer
-from rollout_lab.simulator.compact_buffer import CompactBuffer
 from tests.lab.model_buffer import ModelBuffer
 
 

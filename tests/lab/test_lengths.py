@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from buffer_service.simulator.lengths import Empirical, Fixed, Lengths, Lognormal, token_tailness
 from buffer_wire.errors import InvalidField
-from rollout_lab.lengths import Empirical, Fixed, Lengths, Lognormal, token_tailness
 
 
 @pytest.mark.parametrize(

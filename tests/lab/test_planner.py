@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from buffer_service.observability.estimate.closed_forms import Prediction, train_bound_gain, train_bound_twin
+from buffer_service.simulator import simulate
 from buffer_wire.errors import InvalidField
 from rollout_lab import planner
 from rollout_lab.planner import Budget, Choice, Setting, Slots
-from rollout_lab.simulator import simulate
 
 SETTING = Setting(concurrency=128, groups_per_batch=16, group_size=8, rho=0.7, tailness=1.44)
 BUDGET = Budget(gpus=16, rollout_tps_per_gpu=3_000, train_tps_per_gpu=9_000, mean_length=1_400)

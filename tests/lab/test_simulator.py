@@ -6,11 +6,11 @@ import pytest
 
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.observability.estimate import closed_forms as cf
+from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
+from buffer_service.simulator.lengths import Empirical, Fixed, Lognormal, token_tailness
 from buffer_wire.errors import InvalidField
-from rollout_lab.lengths import Empirical, Fixed, Lognormal, token_tailness
 from rollout_lab.processes import in_processes
 from rollout_lab.queue_policies import queue_policy
-from rollout_lab.simulator import Simulation, SimulationResult, Workload, simulate
 
 LENGTHS = Lognormal.with_mean(1_400, 0.5)
 

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from buffer_cli.main import app
+from buffer_service.simulator import Workload
+from buffer_service.simulator.lengths import Fixed, Lengths, Lognormal
 from buffer_wire.errors import InvalidField
-from rollout_lab.lengths import Fixed, Lengths, Lognormal
 from rollout_lab.queue_policies import queue_policy
-from rollout_lab.simulator import Workload
 from rollout_lab.worth import Contender, Outcome, Question, Split, in_words, outcomes
 
 N, G = 4, 2

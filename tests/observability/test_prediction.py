@@ -9,8 +9,8 @@ from buffer_service.domain.policy import Order, OverflowAction, RunPolicy, Stale
 from buffer_service.domain.presets import fields_of
 from buffer_service.observability.estimate import closed_forms as cf
 from buffer_service.observability.estimate import estimate
-from rollout_lab.lengths import Lognormal
-from rollout_lab.simulator import Simulation, Workload
+from buffer_service.simulator import Simulation, Workload
+from buffer_service.simulator.lengths import Lognormal
 from tests.support.simulated_views import simulated_view
 from tests.support.views import make_loop
 

@@ -58,7 +58,7 @@ end
             put=', "drop_stalest"',
         ),
         Edit(
-            "rollout_lab/simulator/buffer.py",
+            "buffer_service/simulator/buffer.py",
             at="    OverflowAction.DROP_OLDEST: Queue.oldest,\n",
             put="    OverflowAction.DROP_STALEST: Queue.stalest,\n",
         ),

@@ -13,12 +13,12 @@ from buffer_service.domain.policy import ENUMS, OverflowAction, RunPolicy
 from buffer_service.rpc.flow.drain import Drain
 from buffer_service.rpc.flow.leasing import Leasing
 from buffer_service.rpc.flow.waiting import WaitingLines
+from buffer_service.simulator import Simulation, Workload, simulate
+from buffer_service.simulator.compact_buffer import CompactBuffer
+from buffer_service.simulator.lengths import Fixed
 from buffer_service.store.keys import index_key
 from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.revision import NO_REVISION
-from rollout_lab.lengths import Fixed
-from rollout_lab.simulator import Simulation, Workload, simulate
-from rollout_lab.simulator.compact_buffer import CompactBuffer
 from scripts.rules_tables import without_tables
 from tests.docs.pages import ROOT
 from tests.oracle.behaviour.world import RUN, World

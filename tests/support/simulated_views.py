@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
-from rollout_lab.simulator import Simulation, SimulationResult, simulate
+from buffer_service.simulator import Simulation, SimulationResult, simulate
 from tests.support.views import make_engines, make_view, make_window
 
 

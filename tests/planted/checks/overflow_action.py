@@ -5,8 +5,8 @@ from typing import Any
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.observability.estimate import estimate
-from rollout_lab.lengths import Fixed
-from rollout_lab.simulator import Simulation, Workload, simulate
+from buffer_service.simulator import Simulation, Workload, simulate
+from buffer_service.simulator.lengths import Fixed
 from tests.oracle.behaviour.world import World
 from tests.store.driver import Run
 from tests.store.gathering import ids

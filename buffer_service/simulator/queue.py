@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Callable
 
 from buffer_service.domain.policy import Order, StalenessMeasure
-from rollout_lab.simulator.groups import SimulatedGroup
+from buffer_service.simulator.groups import SimulatedGroup
 
 _Rank = Callable[[SimulatedGroup], int]
 """Rank of a group, the least one first; ties by arrival."""

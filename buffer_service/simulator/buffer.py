@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from buffer_service.domain.policy import OverflowAction, RunPolicy
+from buffer_service.simulator.groups import SimulatedGroup
+from buffer_service.simulator.queue import Queue
 from buffer_wire.errors import InvalidField
-from rollout_lab.simulator.groups import SimulatedGroup
-from rollout_lab.simulator.queue import Queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from math import inf
 
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.simulator.buffer import Buffer, refuse_what_is_not_simulated
+from buffer_service.simulator.compact_buffer import CompactBuffer
+from buffer_service.simulator.groups import SimulatedGroup
+from buffer_service.simulator.measures import Measures, Moment
+from buffer_service.simulator.result import SimulationResult
+from buffer_service.simulator.slots import Slots
+from buffer_service.simulator.trainer import Trainer
+from buffer_service.simulator.workload import Workload
 from buffer_wire.errors import InvalidField, InvalidPolicy
-from rollout_lab.simulator.buffer import Buffer, refuse_what_is_not_simulated
-from rollout_lab.simulator.compact_buffer import CompactBuffer
-from rollout_lab.simulator.groups import SimulatedGroup
-from rollout_lab.simulator.measures import Measures, Moment
-from rollout_lab.simulator.result import SimulationResult
-from rollout_lab.simulator.slots import Slots
-from rollout_lab.simulator.trainer import Trainer
-from rollout_lab.simulator.workload import Workload
 
 FRESH_START_SHARE = 8
 """Times that the period between two publishes is longer than a load for which engines are let load first."""

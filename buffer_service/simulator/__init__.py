@@ -4,8 +4,8 @@ The rules of the buffer are those of the service: `CompactBuffer` plays them on 
 Tests hold it to the reference model, decision for decision.
 """
 
-from rollout_lab.simulator.loop import Simulation, simulate
-from rollout_lab.simulator.result import SimulationResult
-from rollout_lab.simulator.workload import Workload
+from buffer_service.simulator.loop import Simulation, simulate
+from buffer_service.simulator.result import SimulationResult
+from buffer_service.simulator.workload import Workload
 
 __all__ = ["Simulation", "SimulationResult", "Workload", "simulate"]

@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from rollout_lab.simulator.buffer import Losses
-from rollout_lab.simulator.groups import SimulatedGroup
+from buffer_service.simulator.buffer import Losses
+from buffer_service.simulator.groups import SimulatedGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from math import inf
 
 import numpy as np
 
-from rollout_lab.simulator.groups import SimulatedGroup
-from rollout_lab.simulator.workload import Workload
+from buffer_service.simulator.groups import SimulatedGroup
+from buffer_service.simulator.workload import Workload
 
 _GROUPS_DRAWN = 512
 """Groups whose lengths are drawn at once; a detail, but one that fixes what a seed means."""

@@ -11,8 +11,8 @@ from math import inf
 from operator import attrgetter
 
 from buffer_service.domain.policy import RunPolicy
-from rollout_lab.simulator.buffer import Buffer
-from rollout_lab.simulator.groups import SimulatedGroup
+from buffer_service.simulator.buffer import Buffer
+from buffer_service.simulator.groups import SimulatedGroup
 
 Taken = Callable[[SimulatedGroup, int, int], None]
 """Told of every group that is pulled: the group, its step, its train_version."""

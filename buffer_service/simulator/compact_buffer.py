@@ -16,9 +16,9 @@ from buffer_service.domain.ops import Amount
 from buffer_service.domain.policy import UNSET, RunPolicy, StaleAction
 from buffer_service.domain.quota import within_caps
 from buffer_service.domain.timeline import next_train_version
-from rollout_lab.simulator.buffer import DROPS, Losses
-from rollout_lab.simulator.groups import SimulatedGroup
-from rollout_lab.simulator.queue import Queue
+from buffer_service.simulator.buffer import DROPS, Losses
+from buffer_service.simulator.groups import SimulatedGroup
+from buffer_service.simulator.queue import Queue
 
 _Task = tuple[int, int]
 """Number of a task, in order of submission, and its incarnation."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from buffer_service.simulator.lengths import Lengths
 from buffer_wire.errors import InvalidField
-from rollout_lab.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True)
