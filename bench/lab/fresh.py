@@ -119,7 +119,7 @@ def _live() -> list[dict[str, Any]]:
     rows, shown = [], []
     for setting in LIVE:
         steps = max(8, round(LIVE_S / setting.ideal_period_s))
-        off, on = (_run(replace(setting, fresh_start_ms=limit_ms), steps) for limit_ms in (OFF, ON))
+        off, on = (_run(replace(setting, fields={"fresh_start_ms": limit_ms}), steps) for limit_ms in (OFF, ON))
         rows.append({"setting": asdict(setting), "off": asdict(off), "on": asdict(on)})
         shown.append(
             (

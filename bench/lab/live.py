@@ -43,7 +43,7 @@ WHOLE_GROUPS = (
 SYNC = (
     Setting(name="sync", preset="sync", rho=1.0),
     Setting(name="one_step_off", preset="one_step_off", rho=1.0),
-    Setting(name="one_step_off max_staleness=2", preset="one_step_off", max_staleness=2, rho=1.0),
+    Setting(name="one_step_off max_staleness=2", preset="one_step_off", fields={"max_staleness": 2}, rho=1.0),
     Setting(name="queue_drop(1)", preset="queue_drop(1)", rho=1.0),
     Setting(name="streaming(2)", preset="streaming(2)", rho=1.0),
 )

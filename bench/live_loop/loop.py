@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +58,19 @@ class Measured:
         )
 
 
-def run(setting: Setting, directory: Path, *, steps: int, warmup: int, seed: int = 0) -> Measured:
-    """Run a setting for so many steps. Raises BatchNotReady when the loop stands still for a minute."""
+def run(
+    setting: Setting,
+    directory: Path,
+    *,
+    steps: int,
+    warmup: int,
+    seed: int = 0,
+    at_end: Callable[[BufferClient], None] | None = None,
+) -> Measured:
+    """Run a setting for so many steps; `at_end` is told while the worker still works.
+
+    Raises BatchNotReady when the loop stands still for a minute.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     with (
         service(directory, "process") as served,
@@ -76,6 +87,8 @@ def run(setting: Setting, directory: Path, *, steps: int, warmup: int, seed: int
         before, began = session.state(), time.perf_counter()
         trainer.train(steps)
         wall_s, after = time.perf_counter() - began, session.state()
+        if at_end is not None:
+            at_end(client)
     groups = _counted(before, after, "assembled_groups")
     if groups != len(trainer.staleness):
         raise RuntimeError(f"the service assembled {groups} groups, the trainer has {len(trainer.staleness)}")

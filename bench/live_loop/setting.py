@@ -1,7 +1,8 @@
 """A setting of the loop, as the live run and the simulator both take it."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from buffer_service.simulator import Simulation, Workload
 from buffer_service.simulator.lengths import Lognormal
@@ -19,10 +20,8 @@ class Setting:
     name: str
     preset: str
     """The policy, with N on top."""
-    max_staleness: int | None = None
-    """Value in place of the preset's."""
-    fresh_start_ms: int | None = None
-    """Value in place of the default."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the policy in place of the preset's."""
     rho: float
     groups_per_batch: int = 8
     group_size: int = 4
@@ -69,12 +68,7 @@ class Setting:
     @property
     def policy(self) -> Policy:
         """Policy of the run."""
-        return Policy(
-            preset=self.preset,
-            batch_groups=self.groups_per_batch,
-            max_staleness=self.max_staleness,
-            fresh_start_ms=self.fresh_start_ms,
-        )
+        return Policy(preset=self.preset, batch_groups=self.groups_per_batch, **self.fields)
 
     def slower(self, times: float) -> "Setting":
         """Make the same loop with all times so many times as long, but those that service and worker take."""
@@ -91,9 +85,5 @@ class Setting:
             publish_lag=publish_lag_s * self.tokens_per_s,
             groups_in_flight=self.groups_per_engine if self.whole_groups else 0,
         )
-        policy = queue_policy(self.preset, self.groups_per_batch)
-        if self.max_staleness is not None:
-            policy = replace(policy, max_staleness=self.max_staleness)
-        if self.fresh_start_ms is not None:
-            policy = replace(policy, fresh_start_ms=self.fresh_start_ms)
+        policy = queue_policy(self.preset, self.groups_per_batch, **self.fields)
         return Simulation(policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed)
