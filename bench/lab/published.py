@@ -116,11 +116,9 @@ def _bias_values(bias: Bias, result: SimulationResult) -> dict[str, Any]:
     }
 
 
-def _beside(theirs: float | None, ours: float, form: str, *, bold: bool = False) -> str:
-    """A published figure and ours, as the docs show them; bold when they are further apart than the tolerance."""
-    if theirs is None:
-        return ""
-    text = f"{theirs:{form}} / {ours:{form}}"
+def _beside(figures: Sequence[float], form: str, *, bold: bool = False) -> str:
+    """A published figure and ours as the docs show them, or nothing; bold when further apart than the tolerance."""
+    text = " / ".join(format(figure, form) for figure in figures)
     return f"**{text}**" if bold else text
 
 
@@ -132,9 +130,10 @@ _RUN_HEAD = (
 
 def _run_line(run: Mapping[str, Any]) -> list[object]:
     def beside(theirs: str, ours: str, difference: str) -> str:
-        return _beside(run[theirs], run[ours], ".2f", bold=difference in run["beyond_tolerance"])
+        figures = [] if run[theirs] is None else [run[theirs], run[ours]]
+        return _beside(figures, ".2f", bold=difference in run["beyond_tolerance"])
 
-    batch, step_s, our_step_s = run["batch_rollouts"], run["step_s"], run.get("our_step_s", 0.0)
+    batch, steps = run["batch_rollouts"], [run["step_s"], run.get("our_step_s")] if run["step_s"] else []
     return [
         *(run[name] for name in ("table", "concurrency", "batch_rollouts", "queue_factor", "rho", "tailness")),
         beside("predicted_pqs", "pqs", "pqs_minus_predicted"),
@@ -142,9 +141,9 @@ def _run_line(run: Mapping[str, Any]) -> list[object]:
         beside("predicted", "closed_form", "closed_form_minus_predicted"),
         beside("measured", "closed_form", "closed_form_minus_measured"),
         beside("measured", "simulated", "simulated_minus_measured"),
-        _beside(step_s, our_step_s, ".1f", bold="step_s" in run["beyond_tolerance"]),
-        _beside(step_s and step_s / batch, our_step_s / batch, ".2f"),
-        _beside(step_s and noise_adjusted(step_s, batch), noise_adjusted(our_step_s, batch), ".1f"),
+        _beside(steps, ".1f", bold="step_s" in run["beyond_tolerance"]),
+        _beside([step_s / batch for step_s in steps], ".2f"),
+        _beside([noise_adjusted(step_s, batch) for step_s in steps], ".1f"),
         f"{run['in_flight']:.2f}",
     ]
 
@@ -161,14 +160,17 @@ _BIAS_HEAD = (
 
 
 def _bias_line(row: Mapping[str, Any]) -> list[object]:
-    far = row["beyond_tolerance"]
+    def beside(name: str, form: str) -> str:
+        return _beside([row[name], row[f"our_{name}"]], form, bold=name in row["beyond_tolerance"])
+
     return [
         f"{row['policy'].replace('_', '-')}, {'q' if row['policy'] == 'queue_drop' else 'η'} {row['factor']}",
         row["tailness"],
-        *(_beside(row[name], row[f"our_{name}"], ",.0f") for name in ("sampled_mean", "trained_mean")),
-        _beside(row["trained_share"], row["our_trained_share"], ".3f", bold="trained_share" in far),
-        _beside(row["sampled_max"], row["our_sampled_max"], ",d"),
-        _beside(row["trained_max"], row["our_trained_max"], ",d", bold="trained_max" in far),
+        beside("sampled_mean", ",.0f"),
+        beside("trained_mean", ",.0f"),
+        beside("trained_share", ".3f"),
+        beside("sampled_max", ",d"),
+        beside("trained_max", ",d"),
     ]
 
 

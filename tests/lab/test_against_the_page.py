@@ -80,6 +80,9 @@ def test_every_published_table_is_here() -> None:
         (90, "queue_drop"): 2,
         (90, "queue_max"): 4,
     }
+    parted = [run for run in RUNS if run.predicted_pqs is not None]
+    assert Counter(run.table for run in parted) == {"batch size": 3, "queue capacity": 2, "concurrency": 2}
+    assert all(run.predicted_iqs is not None and run.step_s is not None for run in parted)
 
 
 def test_fitted_lengths_have_the_sampled_means_and_the_longest_response() -> None:
