@@ -371,7 +371,7 @@ bench-peers: install ## the buffer both ways beside Redis Streams by hand and Re
 bench-pull: install ## pull of a ready batch beside a raw gRPC transfer of the same bytes (about 1 minute)
 	@$(BIN)/python -m bench.pull $(BENCH_ARGS)
 
-bench-fresh: install ## what fresh starts do to staleness, waste and period, simulated; with BENCH_ARGS=--live also live (half an hour)
+bench-fresh: install ## what fresh starts do to staleness, waste and period, simulated; with BENCH_ARGS=--live live instead (half an hour)
 	@$(BIN)/python -m bench.lab.fresh $(BENCH_ARGS)
 
 bench-wait: install ## drop, recycle and wait under the same gate: length bias, waste, staleness, period (simulated)

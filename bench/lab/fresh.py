@@ -1,6 +1,6 @@
 """`python -m bench.lab.fresh`: the same loop with fresh starts and without. Into results/staleness_fresh.json.
 
-Simulated: presets by ρ and by the lag of a load, over several seeds. With --live also live loops (bench/live_loop),
+Simulated: presets by ρ and by the lag of a load, over several seeds. With --live live loops instead (bench/live_loop),
 which take turns: reloads of 0.05 and 2 s, short against the period, and one of 15 s, which is not, so nobody waits.
 """
 
@@ -9,7 +9,10 @@ import json
 import statistics
 import sys
 import tempfile
-from dataclasses import asdict, replace
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +38,33 @@ SEEDS = 4
 OFF, ON = 0, 30_000
 """fresh_start_ms."""
 
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A setting that is run live, several times each way."""
+
+    setting: Setting
+    seeds: int = 2
+    steps: int = 60
+    at_once: bool = False
+    """True for loops so slow that all runs of such settings go at the same time; others take turns."""
+
+
+def _slow(preset: str, load_s: float, steps: int) -> Live:
+    setting = Setting(name=f"`{preset}`, reload {load_s:g} s", preset=preset, rho=1.0, load_s=load_s, tokens_per_s=6.0)
+    return Live(setting, steps=steps, at_once=True)
+
+
 LIVE = (
     *(
-        Setting(name=f"{preset}, reload 0.05 s", preset=preset, rho=1.0, load_s=0.05, tokens_per_s=120.0)
+        Live(Setting(name=f"`{preset}`, reload 0.05 s", preset=preset, rho=1.0, load_s=0.05, tokens_per_s=120.0))
         for preset in ("queue_drop(1)", "areal(1)", "one_step_off")
     ),
-    Setting(name="areal(1), reload 2 s", preset="areal(1)", rho=1.0, load_s=2.0, tokens_per_s=6.0),
-    Setting(name="areal(1), reload 15 s", preset="areal(1)", rho=1.0, load_s=15.0, tokens_per_s=6.0),
+    _slow("queue_drop(1)", 2.0, 10),
+    _slow("areal(1)", 2.0, 10),
+    _slow("areal(1)", 15.0, 6),
 )
-LIVE_S = 120.0
-"""Time of a live run, in seconds, at the ideal period; at least eight steps."""
+"""Periods of about 1 s, 20 s and 35 s."""
 
 
 def simulations(steps: int) -> list[tuple[str, float, float, list[Simulation]]]:
@@ -115,31 +135,70 @@ def _change(pairs: list[tuple[float, float]], form: str) -> str:
     return " → ".join(format(statistics.mean(side), form) for side in zip(*pairs, strict=True))
 
 
-def _live() -> list[dict[str, Any]]:
-    rows, shown = [], []
-    for setting in LIVE:
-        steps = max(8, round(LIVE_S / setting.ideal_period_s))
-        off, on = (_run(replace(setting, fields={"fresh_start_ms": limit_ms}), steps) for limit_ms in (OFF, ON))
-        rows.append({"setting": asdict(setting), "off": asdict(off), "on": asdict(on)})
-        shown.append(
-            (
-                f"`{setting.name}`".replace(",", "`,", 1).rstrip("`"),
-                f"{off.publish_lag_s / off.period_s:.2f}",
-                f"{off.staleness:.2f} → {on.staleness:.2f}",
-                f"{off.stale_groups} → {on.stale_groups}",
-                f"{off.period_s:.2f} s → {on.period_s:.2f} s",
-                steps,
-            )
-        )
-        print(*shown[-1], sep="  ", flush=True)
-    head = ("live", "publish to loaded, periods", "staleness", "groups too stale", "period", "steps")
-    put("fresh_live", table(head, shown))
-    return rows
+def _live(known: list[dict[str, Any]], minutes: float) -> list[dict[str, Any]]:
+    """Live runs: those known already, of these very settings, and those that are begun within so many minutes."""
+    until = time.monotonic() + 60 * minutes
+    runs: list[tuple[Live, dict[str, Any]]] = [
+        (live, {"setting": asdict(replace(live.setting, fields={"fresh_start_ms": limit_ms})), "seed": seed})
+        for live in LIVE
+        for seed in range(live.seeds)
+        for limit_ms in (OFF, ON)
+    ]
+    rows = {json.dumps(run): row for _, run in runs for row in known if row.items() >= run.items()}
+    missing = [(live, run) for live, run in runs if json.dumps(run) not in rows]
+    together = [(live, run) for live, run in missing if live.at_once]
+    for piece in [*([together] if together else []), *([one] for one in missing if not one[0].at_once)]:
+        if time.monotonic() >= until:
+            break
+        with ThreadPoolExecutor(len(piece)) as threads:
+            for (_, run), measured in zip(piece, threads.map(_run, piece), strict=True):
+                rows[json.dumps(run)] = run | {"measured": asdict(measured)}
+                print(run["setting"]["name"], run["setting"]["fields"], run["seed"], measured, flush=True)
+    done = [rows[key] for _, run in runs if (key := json.dumps(run)) in rows]
+    print(f"{len(done)} of {len(runs)} live runs are done")
+    put("fresh_live", table(_LIVE_HEAD, [line for live in LIVE if (line := _live_line(live, done))]))
+    return done
 
 
-def _run(setting: Setting, steps: int) -> Measured:
+def _run(piece: tuple[Live, dict[str, Any]]) -> Measured:
+    live, asked = piece
     with tempfile.TemporaryDirectory(prefix="rollout-buffer-live-") as directory:
-        return run(setting, Path(directory), steps=steps, warmup=max(3, steps // 8))
+        warmup = max(3, live.steps // 6)
+        return run(Setting(**asked["setting"]), Path(directory), steps=live.steps, warmup=warmup, seed=asked["seed"])
+
+
+_LIVE_HEAD = (
+    *("live", "publish to loaded, periods", "staleness", "of tokens", "groups too stale", "period, s", "its change"),
+    "runs",
+)
+
+
+def _live_line(live: Live, rows: list[dict[str, Any]]) -> tuple[object, ...] | None:
+    """Line of the setting's runs that have both sides."""
+    of_limit: dict[int, dict[int, dict[str, Any]]] = {OFF: {}, ON: {}}
+    for row in rows:
+        if row["setting"]["name"] == live.setting.name:
+            of_limit[row["setting"]["fields"]["fresh_start_ms"]][row["seed"]] = row["measured"]
+    pairs = [(of_limit[OFF][seed], of_limit[ON][seed]) for seed in of_limit[OFF].keys() & of_limit[ON].keys()]
+    if not pairs:
+        return None
+    periods = [on["period_s"] / off["period_s"] - 1 for off, on in pairs]
+    spread = f" ± {statistics.stdev(periods):.1%}" if len(periods) > 1 else ""
+    return (
+        live.setting.name,
+        f"{statistics.mean(off['publish_lag_s'] / off['period_s'] for off, _ in pairs):.2f}",
+        *(
+            _change([(off[name], on[name]) for off, on in pairs], form)
+            for name, form in (
+                ("staleness", ".2f"),
+                ("token_staleness", ".2f"),
+                ("stale_groups", ".0f"),
+                ("period_s", ".2f"),
+            )
+        ),
+        f"{statistics.mean(periods):+.1%}{spread}".replace("-", "−"),
+        f"{len(pairs)} of {live.steps} steps",
+    )
 
 
 def main() -> int:
@@ -147,12 +206,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.lab.fresh", description=__doc__)
     parser.add_argument("--steps", type=int, default=400, help="measured train steps of a simulation (default 400)")
     parser.add_argument("--processes", type=int, help="simulations at once (default: one a core)")
-    parser.add_argument("--live", action="store_true", help="live loops too (about half an hour, quiet machine)")
+    parser.add_argument("--live", action="store_true", help="live loops instead (half an hour, quiet machine)")
+    parser.add_argument(
+        "--minutes", type=float, default=inf, help="begin no live run after so many; a later call goes on"
+    )
     options = parser.parse_args()
     written = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
-    written |= {"steps": options.steps, "simulated": _simulated(options.steps, options.processes)}
     if options.live:
-        written["live"] = _live()
+        written["live"] = _live(written.get("live", []), options.minutes)
+    else:
+        written |= {"steps": options.steps, "simulated": _simulated(options.steps, options.processes)}
     write_rows(_RESULTS, written)
     print(f"written to {_RESULTS}")
     return 0

@@ -28,6 +28,8 @@ class Measured:
     iqs: float
     staleness: float
     """Versions, of groups, by the service's statistics."""
+    token_staleness: float
+    """Versions, of response tokens."""
     staleness_of_pulled: float
     """Staleness by the groups that the trainer has pulled."""
     staleness_max: int
@@ -99,6 +101,9 @@ def run(
         pqs=_counted(before, after, "pre_queue_staleness_sum") / groups,
         iqs=_counted(before, after, "in_queue_staleness_sum") / groups,
         staleness=_counted(before, after, "staleness_sum") / groups,
+        token_staleness=_counted(before, after, "token_staleness_milli_sum")
+        / max(1, _counted(before, after, "assembled_response_tokens"))
+        / 1_000,
         staleness_of_pulled=sum(trainer.staleness) / groups,
         staleness_max=max(trainer.staleness),
         period_s=wall_s / steps,
