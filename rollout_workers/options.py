@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from buffer_wire import limits
-from buffer_wire.connection.access import Access, check_address
+from buffer_wire.connection.access import Access, check_address, stays_here
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions, Source, check, is_positive
 from rollout_workers.engine.registry import KINDS, SERVERS, Kind
@@ -23,6 +23,7 @@ _HOST = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _LISTEN = re.compile(r"(?:[A-Za-z0-9._-]{0,200}|\[[0-9A-Fa-f:]+\]):\d{1,5}")
 _BASE_URL = re.compile(r"https?://[^\s/?#]{1,200}(/[^\s?#]*)?")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+_TOOLS = re.compile(r"|hermes|sglang:[A-Za-z0-9._-]{1,100}")
 _REWARD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -35,6 +36,36 @@ def default_worker_id() -> str:
     """`hostname-pid`, reduced to the characters that a worker id may have."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
     return f"{host or 'worker'}-{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """An agent that makes the samples by requests to the model, and how it is served. Raises InvalidField."""
+
+    function: str
+    """`module:function`, see rollout_workers.agents.rollout."""
+
+    tools: str = ""
+    """Parser of tool calls: `hermes`, or `sglang:NAME` for one of the server's own. Default: tools are refused."""
+
+    reasoning: str = ""
+    """`think`: what stands between <think> and </think> is told apart from the text. Default: it is text."""
+
+    listen: str = "127.0.0.1:0"
+    """host:port at which agents reach the model; port 0: any free one. Beyond this machine with RB_INSECURE=1 alone,
+    for an episode's key goes there in plain text."""
+
+    advertise: str = ""
+    """Host that agents are told. Default: that of `listen`."""
+
+    def __post_init__(self) -> None:
+        check("agent", self.function, lambda f: bool(_REWARD.fullmatch(f)), "module:function")
+        check("agent_tools", self.tools, lambda t: bool(_TOOLS.fullmatch(t)), "hermes or sglang:NAME")
+        check("agent_reasoning", self.reasoning, lambda r: r in {"", "think"}, "think")
+        check("agent_listen", self.listen, lambda a: bool(_LISTEN.fullmatch(a)), "host:port")
+        check("agent_advertise", self.advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
+        if not (stays_here(self.listen) or Access().effective().insecure):
+            raise InvalidField("agent_listen", self.listen, "this machine's own, or with RB_INSECURE=1: keys in plain text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +83,7 @@ class WorkerOptions:
 
     reward: str = ""
     """`module:function`, loaded once; its signature is documented in rollout_workers.rewards. Required unless a rollout
-    function or an environment gives the rewards."""
+    function, an environment or an agent gives the rewards."""
 
     rollout: str = ""
     """`module:function` that makes a sample out of many turns, see rollout_workers.functions. Default: one turn."""
@@ -62,6 +93,9 @@ class WorkerOptions:
 
     environment_args: str = ""
     """Arguments of the environment, a JSON object."""
+
+    agent: AgentOptions | None = None
+    """Agent that makes the samples. Default: none."""
 
     engine_kind: str = "sglang"
     """Kind of the engines that are servers."""
@@ -93,7 +127,8 @@ class WorkerOptions:
     """Failed calls in a row after which an engine gets no work until a trial succeeds, 1 to 1,000."""
 
     groups_per_engine: int = 8
-    """Groups in flight on each engine, 1 to 256."""
+    """Groups whose samples run on each engine at once, 1 to 256. A sample that has ended makes room for others, though
+    its group goes on."""
 
     reward_timeout_s: float = 60.0
     """Longest time for the rewards of one group; of one sample where the function is a coroutine."""
@@ -236,9 +271,11 @@ class WorkerOptions:
     def _check_functions(self) -> None:
         if self.rollout and self.environment:
             raise InvalidField("environment", self.environment, "not given together with a rollout function")
+        if self.agent is not None and (self.rollout or self.environment):
+            raise InvalidField("agent", self.agent.function, "not given together with another rollout")
         if self.environment_args and not self.environment:
             raise InvalidField("environment_args", self.environment_args, "given together with environment")
-        if self.reward or not (self.rollout or self.environment):
+        if self.reward or not (self.rollout or self.environment or self.agent):
             check("reward", self.reward, lambda r: bool(_REWARD.fullmatch(r)), "module:function")
         elif self.reward_processes:
             raise InvalidField("reward_processes", self.reward_processes, "0 without a reward function")

@@ -11,6 +11,7 @@ from buffer_cli.options import ServiceOptions, WeightsOptions
 
 _engines = partial(typer.Option, rich_help_panel="Engines")
 _weights = partial(typer.Option, rich_help_panel="Weights")
+_agents = partial(typer.Option, rich_help_panel="Agents")
 _times = partial(typer.Option, rich_help_panel="Times, in seconds")
 
 
@@ -29,8 +30,15 @@ def worker(
         str | None, typer.Option(help="verifiers:NAME, an environment that makes samples and rewards.")
     ] = None,
     environment_args: Annotated[str | None, typer.Option(help="JSON object for --environment.")] = None,
+    agent: Annotated[
+        str | None, _agents(help="Agent as module:function, which talks to the model as to OpenAI or Anthropic.")
+    ] = None,
+    agent_tools: Annotated[str | None, _agents(help="Parser of tool calls: hermes, or sglang:NAME.")] = None,
+    agent_reasoning: Annotated[str | None, _agents(help="think: tell <think>…</think> apart from the text.")] = None,
+    agent_listen: Annotated[str | None, _agents(help="host:port of the model. Default: 127.0.0.1:0.")] = None,
+    agent_advertise: Annotated[str | None, _agents(help="Host under which agents reach it.")] = None,
     worker_id: Annotated[str | None, typer.Option(help="Stable name. Default: hostname-pid.")] = None,
-    groups_per_engine: Annotated[int | None, typer.Option(help="Groups in flight on each engine.")] = None,
+    groups_per_engine: Annotated[int | None, typer.Option(help="Groups whose samples run on each engine at once.")] = None,
     max_sample_attempts: Annotated[
         int | None, typer.Option(help="Attempts of one sample before its task goes back.")
     ] = None,

@@ -1,8 +1,8 @@
 """Slots: which response each one decodes, and when it ends.
 
 Slot time stands still while engines reload, so it lags behind the wall clock by the pauses so far; ends are kept in
-slot time. Invariants: a slot is idle only when no group may be started: there is no lease, or as many as may be are
-in flight; of a group that was started every response gets a slot before any of the next group's.
+slot time. Invariants: a slot is idle only when no group may be started: there is no lease, or too little room for its
+responses among those in flight; of a group that was started every response gets a slot before any of the next group's.
 """
 
 import heapq
@@ -34,8 +34,8 @@ class Slots:
         self._current: SimulatedGroup | None = None
         self._next: _Drawn | None = None
         self._started = 0
-        self._in_flight = 0
-        self._most_in_flight = workload.groups_in_flight or inf
+        self._room = (workload.groups_in_flight - 1) * workload.group_size if workload.groups_in_flight else inf
+        """Most responses in slots beside which one more group may begin."""
         self.now = 0.0
         """Slot time of the last event."""
         self._lag = 0.0
@@ -73,7 +73,6 @@ class Slots:
                 self._tickets = tickets
                 self._pass(end)
                 self._idle += 1
-                self._in_flight -= 1
                 group.complete(version)
                 return group
             if current is not None and current.pending:
@@ -126,7 +125,7 @@ class Slots:
 
     def _begin(self) -> SimulatedGroup | None:
         """The next group, if it may be started; lengths that were drawn for nothing wait for the next."""
-        if self._in_flight >= self._most_in_flight:
+        if len(self._ends) > self._room:
             return None
         durations, tokens, longest = self._next or next(self._drawn)
         group = SimulatedGroup(self._started, self.version, durations, tokens, longest)
@@ -135,7 +134,6 @@ class Slots:
             return None
         self._next = None
         self._started += 1
-        self._in_flight += 1
         self._current = group
         return group
 

@@ -34,8 +34,8 @@ class Workload:
     are published meanwhile the newest alone is loaded next.
     """
     groups_in_flight: int = 0
-    """Groups that are generated at once, a worker's groups_per_engine over all engines; 0: as many as the slots need.
-    Up to C/G, every group gets all its slots at once, and those that its short responses leave wait for its longest.
+    """Groups whose responses are generated at once, a worker's groups_per_engine over all engines; 0: as many as the
+    slots need. A group begins when all of its responses have room: up to C/G, slots wait until as many are free.
     """
 
     def __post_init__(self) -> None:

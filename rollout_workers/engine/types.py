@@ -37,6 +37,10 @@ def nobody_counts(by: int) -> None:
     """The DecodingListener of an engine that has no other."""
 
 
+def nobody_waits() -> None:
+    """The `on_end` of a request whose caller waits for the whole call."""
+
+
 def new_rid() -> str:
     """A fresh request id of RID_LENGTH characters."""
     return uuid.uuid4().hex
@@ -90,6 +94,9 @@ class SampleRequest:
     """Columns to record of every new token beside its log-probability; of layout.ENGINE_COLUMNS."""
     rid: str = field(default_factory=new_rid)
     """Request id, unique among live requests of the engine, RID_LENGTH characters."""
+    on_end: Callable[[], None] = field(default=nobody_waits, compare=False, repr=False)
+    """Callback, from the event loop, for the request's end in the engine, while others of its call may go on. An engine
+    that answers a call as a whole calls none: then the requests end with the call."""
 
 
 @dataclass(frozen=True, slots=True)

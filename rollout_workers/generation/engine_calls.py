@@ -6,13 +6,13 @@ engine is quarantined, nothing new is sent.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineTimeout, EngineUnavailable
-from rollout_workers.engine.types import GeneratedSample, SampleRequest
+from rollout_workers.engine.types import GeneratedSample, SampleRequest, nobody_waits
 from rollout_workers.errors import GenerationFailed
 from rollout_workers.generation.attempts import Attempts
 from rollout_workers.generation.samples import GroupProgress
@@ -31,19 +31,34 @@ _log = structlog.get_logger()
 
 
 class EngineCalls:
-    """Calls for the samples of `progress` on the engine of `slot`."""
+    """Calls for the samples of `progress` on the engine of `slot`. `on_freed` is called when one runs no longer."""
 
-    def __init__(self, progress: GroupProgress, slot: EngineSlot, attempts: Attempts) -> None:
+    def __init__(
+        self,
+        progress: GroupProgress,
+        slot: EngineSlot,
+        attempts: Attempts,
+        *,
+        on_freed: Callable[[], None] = nobody_waits,
+    ) -> None:
         self.progress = progress
         self.slot = slot
         self._attempts = attempts
+        self._on_freed = on_freed
         self._stopped = False
         self._rids: set[str] = set()
+        self._ended_early: set[int] = set()
+        """Samples that the engine has ended in calls whose other samples go on."""
 
     @property
     def ended(self) -> bool:
         """True when nothing more may be generated here."""
         return self._stopped or self.slot.quarantined
+
+    @property
+    def running(self) -> int:
+        """Samples that are unfinished as far as is known."""
+        return sum(i not in self._ended_early for i in self.progress.unfinished)
 
     @property
     def under_way(self) -> bool:
@@ -64,7 +79,7 @@ class EngineCalls:
         rids = {request.rid for request in requests}
         self._rids |= rids
         try:
-            failed = self._take(await self.slot.generate(requests, deadline_s=left_s))
+            failed = self._take(await self.slot.generate(requests, deadline_s=left_s, on_end=self._ended_one))
             for error in failed.values():
                 self.slot.failed(error, doubted=True)
         except (EngineError, InvalidField) as raised:
@@ -84,6 +99,7 @@ class EngineCalls:
             raise
         finally:
             self._rids -= rids
+            self._ended_early.difference_update(request.sample_index for request in requests)
             self.slot.changes.notify()
         return failed
 
@@ -122,6 +138,10 @@ class EngineCalls:
         first = min(failed)
         lease = self.progress.lease.lease_id
         _log.warning("samples failed", lease=lease, samples=sorted(failed), error=str(failed[first]))
+
+    def _ended_one(self, index: int) -> None:
+        self._ended_early.add(index)
+        self._on_freed()
 
     async def _engine_is_fit(self) -> bool:
         """False when the engine is gone: then others are to finish the work."""

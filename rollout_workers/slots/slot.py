@@ -6,6 +6,8 @@ reachable and at a published version since it was last connected, and neither qu
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Protocol, Unpack
 
 import structlog
@@ -79,10 +81,11 @@ class EngineSlot:
         self.errors, self.last_error = 0, ""
         self.breaker = Breaker()
         """Circuit breaker, open after failed calls in a row: no new work until a trial has succeeded."""
-        self.evaluating = 0
-        """Groups of evaluations on the engine: the training leaves them room."""
+        self.evaluating = 0.0
+        """Groups of evaluations on the engine, each by the share of its samples that still run: the training leaves
+        them room."""
         self.in_flight = 0
-        """Requests of this worker that the engine has not answered."""
+        """Requests of this worker that the engine has not ended."""
         self.phases = PhaseMeter(clock)
         self.decoding = DecodeMeter(lambda: self.engine.tokens_in_hand, clock=clock)
         self.engine = engine
@@ -210,11 +213,29 @@ class EngineSlot:
             self._said.add(what)
             _log.warning("engine", engine=self.engine_id, address=self.info.address, notice=what)
 
-    async def generate(self, requests: Sequence[SampleRequest], *, deadline_s: float) -> list[GeneratedSample]:
-        """The engine's `generate`, with its outcome noted for the circuit breaker. Raises EngineError, InvalidField."""
-        self.in_flight += len(requests)
+    async def generate(
+        self,
+        requests: Sequence[SampleRequest],
+        *,
+        deadline_s: float,
+        on_end: Callable[[int], None] = lambda _index: None,
+    ) -> list[GeneratedSample]:
+        """The engine's `generate`, with its outcome noted for the circuit breaker. Raises EngineError, InvalidField.
+
+        `on_end` is told the index of a sample that ends while others of the call go on.
+        """
+        running = {request.rid for request in requests}
+        self.in_flight += len(running)
+
+        def ended(request: SampleRequest) -> None:
+            if request.rid in running:
+                running.discard(request.rid)
+                self.in_flight -= 1
+                on_end(request.sample_index)
+
+        told = [replace(request, on_end=partial(ended, request)) for request in requests]
         try:
-            done = await self.engine.generate(requests, deadline_s=deadline_s)
+            done = await self.engine.generate(told, deadline_s=deadline_s)
         except EngineError as error:
             self._received(error.partial)
             if counts(error) and self.breaker.failed():
@@ -228,7 +249,8 @@ class EngineSlot:
                 self.changes.notify()
             return done
         finally:
-            self.in_flight -= len(requests)
+            self.in_flight -= len(running)
+            running.clear()
 
     def take_cut_off(self) -> int:
         """Tokens that had arrived of calls that were cancelled since this was asked last; they are lost."""

@@ -1,10 +1,10 @@
 """Leases tasks for one engine, up to its concurrency, and starts their work.
 
-Invariants: at most `concurrency` groups are being generated (not counting single samples that are generated anew after
-their reward failed); at most `outstanding` leases are held, those being scored and pushed included; a lease request has
-an identity, so that one whose reply was lost is asked again and grants the same leases; after `stop` nothing new
-begins, and what the last request may have granted is handed back; while requests of others wait inside the engine,
-nothing is leased for it.
+Invariants: at most as many samples are being generated as `concurrency` groups have, not counting single ones that are
+generated anew; a group takes only the room of its samples that still run; at most `outstanding` leases are held, those
+being scored and pushed included; a lease request has an identity, so that one whose reply was lost is asked again and
+grants the same leases; after `stop` nothing new begins, and what the last request may have granted is handed back;
+while requests of others wait inside the engine, nothing is leased for it.
 """
 
 import asyncio
@@ -68,7 +68,6 @@ class Dispatcher:
         self._outstanding = outstanding
         self._lease_wait_s = lease_wait_s
         self._changes = Changes()
-        self._generating = 0
         self._stopping = False
         self._wants = False
         """True while the dispatcher is about to ask for leases."""
@@ -86,7 +85,7 @@ class Dispatcher:
     @property
     def generating(self) -> int:
         """Groups on the engine now."""
-        return self._generating
+        return self._leases.generating
 
     async def run(self) -> None:
         """Lease and work until `stop`; returns when all work has ended. Raises RolloutBufferError."""
@@ -116,7 +115,7 @@ class Dispatcher:
     # ── leasing ──────────────────────────────────────────────────────────────
 
     def _room(self) -> int:
-        free = self._concurrency - self._generating - self._slot.evaluating
+        free = self._leases.room(self._concurrency - self._slot.evaluating)
         return min(free, self._outstanding - self.held, MAX_PER_REQUEST)
 
     async def _lease_loop(self, group: asyncio.TaskGroup) -> None:
@@ -138,8 +137,7 @@ class Dispatcher:
                 return
             self._leases.answered()
             for lease in reply.leases:
-                self._generating += 1
-                self._leases.begin(group, lease, on_generated=self._release, on_end=self._changes.notify)
+                self._leases.begin(group, lease, on_freed=self._changes.notify, on_end=self._changes.notify)
             self.waiting_on = "" if reply.leases else WAITS_ON.get(reply.wait, "the service")
             if reply.leases:
                 self._worked_at = time.monotonic()
@@ -191,10 +189,6 @@ class Dispatcher:
     def is_ahead_of(self, other: "Dispatcher") -> bool:
         """True when this one is about to ask, has not asked yet, and its engine has less to do than `other`'s."""
         return self is not other and self._wants and self._leases.named is None and self.busy < other.busy
-
-    def _release(self) -> None:
-        self._generating -= 1
-        self._changes.notify()
 
     def _idle(self, waiting_on: str) -> None:
         now = time.monotonic()

@@ -8,10 +8,12 @@ fails, whatever the function made of the error.
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import structlog
 
 from rollout_workers.counters import describe
+from rollout_workers.engine.types import nobody_waits
 from rollout_workers.episode import Episode
 from rollout_workers.errors import EpisodeFull, PromptRefused, RolloutFailed, SamplesFailed
 from rollout_workers.functions import Rollout
@@ -40,14 +42,21 @@ class Episodes:
         rollout: Rollout,
         prompts: Prompts,
         timeout_s: float,
+        on_freed: Callable[[], None] = nobody_waits,
     ) -> None:
         self.progress = progress
         self._slot = slot
         self._attempts = attempts
         self._calls = EngineCalls(progress, slot, attempts)
+        self._on_freed = on_freed
         self._rollout = rollout
         self._prompts = prompts
         self._timeout_s = timeout_s
+
+    @property
+    def running(self) -> int:
+        """Samples that hold a slot of the engine: between its turns a sample keeps it."""
+        return len(self.progress.unfinished)
 
     async def run(self) -> bool:
         """True when all samples are finished, False when `stop` or a quarantine came first.
@@ -92,6 +101,7 @@ class Episodes:
             episode = Episode(index, calls, self._prompts, tokenizer, deadline=time.monotonic() + self._timeout_s)
             error = await self._call(episode)
             if error is None:
+                self._on_freed()
                 return
             if isinstance(error, RolloutFailed) or not self._rollout.resumable:
                 self.progress.start_anew(index, "rollout_failed")

@@ -31,7 +31,6 @@ _CLOSED_S = 60.0
 _CLEAR_S = 10.0
 _AGAIN_S = 0.5
 
-_ON_ENGINE = (Stage.PREPARING, Stage.GENERATING)
 _log = structlog.get_logger()
 
 
@@ -82,7 +81,7 @@ class Evaluator:
     @property
     def generating(self) -> int:
         """Groups on the engine now."""
-        return sum(work.stage in _ON_ENGINE for work in self._leases.works.values())
+        return self._leases.generating
 
     @property
     def active(self) -> bool:
@@ -135,7 +134,7 @@ class Evaluator:
     # ── leasing ──────────────────────────────────────────────────────────────
 
     def _room(self) -> int:
-        return min(self._concurrency - self.generating, MAX_PER_REQUEST)
+        return min(self._leases.room(self._concurrency), MAX_PER_REQUEST)
 
     def _may_ask(self) -> bool:
         slot = self._slot
@@ -194,7 +193,7 @@ class Evaluator:
             if not self._is_fit(lease):
                 unfit.append(lease)
             elif lease.lease_id not in self._leases.works:
-                self._leases.begin(self._group, lease, on_generated=self._notify_soon, on_end=self._notify)
+                self._leases.begin(self._group, lease, on_freed=self._notify_soon, on_end=self._notify)
         self._notify()
         # Until these have gone back the request counts as unanswered: one that is broken off here is repeated.
         await self._leases.hand_back(unfit)
@@ -210,7 +209,7 @@ class Evaluator:
         asyncio.get_running_loop().call_soon(self._notify)
 
     def _notify(self) -> None:
-        self._slot.evaluating = self.generating
+        self._slot.evaluating = self._leases.running
         self._changes.notify()
         if self._on_change is not None:
             self._on_change()
@@ -233,7 +232,7 @@ class Evaluator:
         new comes.
         """
         self._closed_until = time.monotonic() + _CLOSED_S
-        works = [work for work in self._leases.works.values() if work.stage in _ON_ENGINE]
+        works = [work for work in self._leases.works.values() if work.on_engine]
         _log.warning("evaluation interrupted", engine=self._slot.engine_id, groups=len(works), held_s=self._hold_s)
         await self._take_off(works)
 
@@ -244,7 +243,7 @@ class Evaluator:
         deadline = time.monotonic() + _CLEAR_S
 
         def on_engine() -> list[Work]:
-            return [work for work in works if work.lease.lease_id in self._leases.works and work.stage in _ON_ENGINE]
+            return [work for work in works if work.lease.lease_id in self._leases.works and work.on_engine]
 
         left = list(works)
         while left and time.monotonic() < deadline:

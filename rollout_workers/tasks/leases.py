@@ -8,6 +8,7 @@ heartbeats go out.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from math import floor, fsum
 
 import structlog
 
@@ -22,6 +23,8 @@ from rollout_workers.versions import Version
 
 MAX_PER_REQUEST = 256
 _UNSEEN_S = 2.0
+_SLACK = 1e-6
+"""Part of a group by which a sum of shares may be off."""
 _log = structlog.get_logger()
 
 
@@ -59,6 +62,20 @@ class EngineLeases:
         """Weights that the last request named; None once that is `answered`."""
         return self._named
 
+    @property
+    def running(self) -> float:
+        """Groups on the engine, each by the share of its samples that still run."""
+        return fsum(work.running for work in self.works.values())
+
+    @property
+    def generating(self) -> int:
+        """Groups on the engine."""
+        return sum(work.on_engine for work in self.works.values())
+
+    def room(self, groups: float) -> int:
+        """Groups that may begin where so many may run at once."""
+        return floor(groups - self.running + _SLACK)
+
     async def ask(self, max_tasks: int, wait_s: float) -> tasks_pb2.LeaseTasksResponse:
         """Request leases, or repeat the request that was not answered. Raises RolloutBufferError.
 
@@ -87,11 +104,11 @@ class EngineLeases:
         group: asyncio.TaskGroup,
         lease: tasks_pb2.Lease,
         *,
-        on_generated: Callable[[], None],
+        on_freed: Callable[[], None],
         on_end: Callable[[], None],
     ) -> None:
         """Work on a lease of the last reply, in a task of its own."""
-        work = Work(lease, self._slot, self._tools, give_back=self._give_back, on_generated=on_generated)
+        work = Work(lease, self._slot, self._tools, give_back=self._give_back, on_freed=on_freed)
         self.works[lease.lease_id] = work
         self._keeper.hold(lease, self._asked_at, work.ended)
         group.create_task(self._see_through(work, on_end), name=f"work {lease.lease_id}")

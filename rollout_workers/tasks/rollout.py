@@ -7,10 +7,11 @@ single bad request took with it, costs no sibling.
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import numpy as np
 
-from rollout_workers.engine.types import SampleRequest
+from rollout_workers.engine.types import SampleRequest, nobody_waits
 from rollout_workers.errors import SamplesFailed
 from rollout_workers.generation.attempts import Attempts
 from rollout_workers.generation.engine_calls import EMPTY_CALLS, EngineCalls
@@ -23,13 +24,26 @@ from rollout_workers.slots.slot import EngineSlot
 class SingleTurn:
     """Generates what is unfinished of one group on one engine. `stop` ends it early, with what there is."""
 
-    def __init__(self, progress: GroupProgress, slot: EngineSlot, attempts: Attempts, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        progress: GroupProgress,
+        slot: EngineSlot,
+        attempts: Attempts,
+        *,
+        timeout_s: float,
+        on_freed: Callable[[], None] = nobody_waits,
+    ) -> None:
         self.progress = progress
         self._slot = slot
         self._attempts = attempts
-        self._calls = EngineCalls(progress, slot, attempts)
+        self._calls = EngineCalls(progress, slot, attempts, on_freed=on_freed)
         self._timeout_s = timeout_s
         self._limit = 0
+
+    @property
+    def running(self) -> int:
+        """Samples that hold a slot of the engine."""
+        return self._calls.running
 
     async def run(self) -> bool:
         """True when all samples are finished, False when `stop` or a quarantine came first.

@@ -75,7 +75,7 @@ class Tools:
 
 
 class Work:
-    """The work of one lease. `on_generated` is called once, when the engine is free for other work."""
+    """The work of one lease. `on_freed` is called when samples of it have ended that held slots of the engine."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class Work:
         tools: Tools,
         *,
         give_back: GiveBack,
-        on_generated: Callable[[], None],
+        on_freed: Callable[[], None],
     ) -> None:
         self.lease = lease
         self.stage = Stage.PREPARING
         self._slot = slot
         self._tools = tools
         self._give_back = give_back
-        self._on_generated = on_generated
+        self._on_freed = on_freed
         self._progress: GroupProgress | None = None
         self._turn: SingleTurn | Episodes | None = None
         self._task: asyncio.Task[None] | None = None
@@ -108,6 +108,18 @@ class Work:
     def pinned(self) -> Version | None:
         """Weights that all of the group has to come from; None: any."""
         return Version.of(self.lease.pinned) if self.lease.HasField("pinned") else None
+
+    @property
+    def on_engine(self) -> bool:
+        """True until generation has ended, or the work goes back."""
+        return self.stage in (Stage.PREPARING, Stage.GENERATING)
+
+    @property
+    def running(self) -> float:
+        """Share of the group's samples that hold slots of the engine, 0 to 1: those that have not ended."""
+        if self.stage is Stage.GENERATING and self._turn is not None:
+            return self._turn.running / self.lease.task.group_size
+        return float(self.stage is Stage.PREPARING)
 
     async def run(self) -> None:
         """Do the work. Raises only what no repeat of a request to the service can mend."""
@@ -133,7 +145,6 @@ class Work:
             await self._fail(error)
         finally:
             self._settle("lease_ended")
-            self._generated()
 
     def ended(self, how: LeaseEnd) -> None:
         """Stop generating: the lease is not ours any more.
@@ -211,8 +222,8 @@ class Work:
         rewards = GroupRewards(progress, self._tools.scorer, attempts)
         try:
             while await self._generate(progress, attempts):
-                self._generated()
                 self.stage = Stage.SCORING
+                self._on_freed()
                 began = time.monotonic()
                 try:
                     anew = await rewards.ask()
@@ -242,7 +253,9 @@ class Work:
     def _way(self, progress: GroupProgress, attempts: Attempts) -> SingleTurn | Episodes:
         tools = self._tools
         if tools.rollout is None:
-            return SingleTurn(progress, self._slot, attempts, timeout_s=tools.generate_timeout_s)
+            return SingleTurn(
+                progress, self._slot, attempts, timeout_s=tools.generate_timeout_s, on_freed=self._on_freed
+            )
         return Episodes(
             progress,
             self._slot,
@@ -250,6 +263,7 @@ class Work:
             rollout=tools.rollout,
             prompts=tools.prompts,
             timeout_s=tools.generate_timeout_s,
+            on_freed=self._on_freed,
         )
 
     def _end(self, how: LeaseEnd) -> None:
@@ -270,10 +284,6 @@ class Work:
                 _log.warning("partial rollout not used", lease=self.lease.lease_id, why=refused)
         return progress
 
-    def _generated(self) -> None:
-        release, self._on_generated = self._on_generated, _nothing
-        release()
-
     # ── ways back ────────────────────────────────────────────────────────────
 
     async def _fail(self, error: BaseException, *, keep: bool = True) -> None:
@@ -284,6 +294,7 @@ class Work:
     async def _hand_back(self, kind: "tasks_pb2.ReturnKind.ValueType", error: str = "", *, keep: bool = True) -> None:
         name = "failed" if kind == tasks_pb2.RETURN_KIND_FAILED else "interrupted"
         self.stage = Stage.RETURNING
+        self._on_freed()
         back = tasks_pb2.LeaseReturn(
             lease_id=self.lease.lease_id,
             kind=kind,
@@ -326,7 +337,3 @@ class Work:
             _log.warning("partial rollout is too large to keep", lease=self.lease.lease_id)
             return None
         return partial_rollout
-
-
-def _nothing() -> None:
-    return None

@@ -141,7 +141,7 @@ def test_with_prefetch_every_micro_batch_of_a_step_is_trained_by_the_same_versio
     assert result.train_period_ratio == pytest.approx(1.0)
 
 
-def test_a_worker_of_whole_groups_leaves_slots_to_wait_for_the_longest_response() -> None:
+def test_a_group_begins_when_all_of_its_responses_have_room() -> None:
     """Groups of two with 100 and 200 tokens, one in flight: a slot waits a quarter of the time."""
     workload = Workload(2, 2, 0.1, Empirical(((100, 200),)), groups_in_flight=1)
     result = run(queue_policy("queue_drop", 4), workload, steps=40, warmup=5)
@@ -150,6 +150,11 @@ def test_a_worker_of_whole_groups_leaves_slots_to_wait_for_the_longest_response(
     # As many as slots need: the next group starts as soon as one is free.
     free = run(queue_policy("queue_drop", 4), Workload(2, 2, 0.1, workload.lengths), steps=40, warmup=5)
     assert free.slot_idle_share == 0
+    # The last responses of two groups leave room for a third: were groups counted, half of the slots would be idle.
+    tails = Workload(8, 4, 0.1, Empirical(((100, 100, 100, 300),)), groups_in_flight=2)
+    assert run(queue_policy("queue_drop", 4), tails, steps=40, warmup=5).slot_idle_share == pytest.approx(
+        0.25, abs=0.01
+    )
 
 
 def test_groups_in_flight_that_slots_never_reach_change_nothing() -> None:

@@ -31,3 +31,22 @@ def script(monkeypatch: pytest.MonkeyPatch, says: Script) -> list[list[int]]:
 
 def texts(rows: Sequence[Sequence[int]]) -> list[str]:
     return [ChatTokenizer().decode(row, skip_special_tokens=True) for row in rows]
+
+
+PROMPT = 3
+"""Tokens of a prompt of building.task."""
+
+
+def script_lengths(monkeypatch: pytest.MonkeyPatch, length: Callable[[SampleRequest], int]) -> None:
+    """Have every simulated engine answer with so many tokens in all, however often a sample is interrupted.
+
+    A token is its place in the response, and its log-probability that over -1,000.
+    """
+
+    def answer(request: SampleRequest, options: AnswerOptions) -> Answer:
+        begun = len(request.input_ids) - PROMPT
+        end = begun + min(max(length(request) - begun, 1), request.max_new_tokens)
+        places = np.arange(begun, end, dtype=np.int32)
+        return Answer(places % options.vocab_size, places.astype(np.float32) / np.float32(-1_000), "stop")
+
+    monkeypatch.setattr(simulated, "answer_to", answer)

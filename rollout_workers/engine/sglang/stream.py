@@ -96,6 +96,8 @@ class BatchStream:
         sample.take(body, len(self._labels) - 1)
         if sample.decodes != decoded:
             self._on_decoding(1 if sample.decodes else -1)
+        if not sample.decodes:
+            sample.request.on_end()
 
     def close(self) -> None:
         """Close the stream, which is fed no more: samples without a last event decode no longer."""

@@ -360,6 +360,7 @@ class SimulatedEngine:
             self.on_decoding(-1)
             self._slots.release()
             self._some_ended.set()
+            request.on_end()
         self.answered[request.sample_index] += 1
         if self._samples_to_fail[request.sample_index] > 0:
             self._samples_to_fail[request.sample_index] -= 1

@@ -59,6 +59,7 @@ class Answer:
             if body == _DONE:
                 self.complete = True
                 self.decode(on=False)
+                self.request.on_end()
             elif body:
                 self._read(body)
 
