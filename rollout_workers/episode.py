@@ -30,6 +30,7 @@ from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.types import FinishReason
 from rollout_workers.errors import EpisodeFull, PromptRefused
 from rollout_workers.generation.engine_calls import EMPTY_CALLS, EngineCalls
+from rollout_workers.generation.given import check_name, joined, returned
 from rollout_workers.generation.prompts import Conversation, Prompts, Tokenizer, messages_of
 from rollout_workers.generation.samples import SampleProgress, TokenIds, TurnNote
 from rollout_workers.generation.sampling import request_of
@@ -72,6 +73,7 @@ class Episode:
         self._pending: list[dict[str, Any]] = []
         self._busy = False
         self._finish: Literal["stop", "length"] | None = None
+        self._columns: dict[str, object] = {}
         self.failure: Exception | None = None
         """Error that ended the sample, whatever the function makes of it."""
         self.full: EpisodeFull | None = None
@@ -206,7 +208,14 @@ class Episode:
             raise RuntimeError("there is nothing to finish: call generate() first")
         self._finish = reason
 
-    def conclude(self, reward: object) -> str:
+    def column(self, name: str, values: object) -> None:
+        """Give a column of the sample, as a mapping that the function returns would; the last of a name counts. Its
+        length is checked when the function returns. An interrupted attempt gives none. Raises InvalidField.
+        """
+        check_name(name)
+        self._columns[name] = values
+
+    def conclude(self, result: object) -> str:
         """Take what the function returned; returns what is wrong with it, or nothing. For the runner."""
         sample = self._sample
         if self.full is not None and self._finish is None and sample.turns:
@@ -227,6 +236,10 @@ class Episode:
         return ""
 
     # ── inside ───────────────────────────────────────────────────────────────
+        try:
+            reward = self._take_columns(result)
+        except InvalidField as error:
+            return str(error)
 
     @property
     def _sample(self) -> SampleProgress:
@@ -240,6 +253,14 @@ class Episode:
     def _decoded(self, ids: TokenIds) -> str:
         if isinstance(self._tokenizer, PromptRefused):
             raise self._tokenizer
+    def _take_columns(self, result: object) -> object:
+        """Keep the sample's columns; returns its reward. Raises InvalidField."""
+        lengths = {"prompt": len(self.prompt_ids), "response": len(self._sample)}
+        given = returned(result, **lengths)
+        own = returned(self._columns, **lengths).columns
+        self._calls.progress.give(self.sample_index, joined(given.columns, own))
+        return given.reward
+
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
 
     def _check_open(self, doing: str) -> None:

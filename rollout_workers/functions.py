@@ -1,18 +1,19 @@
 """Rollout functions: the user's code that makes one sample out of as many turns as it likes.
 
-    async def rollout(episode: Episode) -> float | None: ...
+    async def rollout(episode: Episode) -> float | Mapping[str, object] | None: ...
 
 A rollout function is named `module:function`. It is called once for every sample of a group, the samples of a group
 side by side on one engine. It drives the Episode it is given (rollout_workers.episode). Its return value is the
-sample's reward; None leaves that to the reward function. With `rollout.resumable = True` it is called again with the
-turns of an interrupted attempt, otherwise interrupted samples start anew. An object with an async `__call__` does as
-well; if it has `running()`, an async context manager, the worker works within it.
+sample's reward; None leaves that to the reward function. A mapping has it as `reward`, and columns beside it. With
+`rollout.resumable = True` it is called again with the turns of an interrupted attempt, otherwise interrupted samples
+start anew. An object with an async `__call__` does as well; if it has `running()`, an async context manager, the worker
+works within it.
 """
 
 import contextlib
 import importlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rollout_workers.episode import Episode
     from rollout_workers.options import WorkerOptions
 
-RolloutFunction: TypeAlias = "Callable[[Episode], Awaitable[float | None]]"
+RolloutFunction: TypeAlias = "Callable[[Episode], Awaitable[float | Mapping[str, object] | None]]"
 
 
 @dataclass(frozen=True, slots=True)

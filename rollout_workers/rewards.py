@@ -2,9 +2,10 @@
 
 The function is named `module:function` and takes one RewardInput:
 
-    def reward(sample: RewardInput) -> float: ...
-    async def reward(sample: RewardInput) -> float: ...
+    def reward(sample: RewardInput) -> float | Mapping[str, object]: ...
+    async def reward(sample: RewardInput) -> float | Mapping[str, object]: ...
 
+A mapping has the number as `reward`; whatever else is in it becomes a column of the group (generation/given.py).
 A coroutine function runs on the worker's event loop and must not block it. A plain one runs in a thread, the samples of
 a group one after another, so it may compute; it must be safe to call from several threads. With reward_processes it
 runs in processes of its own instead (rewarding/processes.py), one sample at a time in each. The result must be finite.
@@ -19,21 +20,33 @@ import json
 import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from buffer_wire.errors import InvalidField
 from rollout_workers.counters import describe
 from rollout_workers.errors import PromptRefused, RewardFailed
 from rollout_workers.functions import is_coroutine, load
+from rollout_workers.generation.given import Columns, per_sample, ragged, returned
 from rollout_workers.generation.prompts import Prompts
 from rollout_workers.generation.samples import GroupProgress, TokenIds
 from rollout_workers.reward_inputs import RewardInput, RewardTurn
 from rollout_workers.rewarding.processes import RewardProcesses
 from rollout_workers.rewarding.threads import RewardThreads
 
-__all__ = ["RewardFunction", "RewardInput", "RewardTurn", "Scorer", "Scores", "load_reward"]
+__all__ = [
+    "RewardFunction",
+    "RewardInput",
+    "RewardTurn",
+    "Scorer",
+    "Scores",
+    "load_reward",
+    "per_sample",
+    "ragged",
+]
 
-RewardFunction: TypeAlias = Callable[[RewardInput], float | Awaitable[float]]
+Result: TypeAlias = float | Mapping[str, object]
+RewardFunction: TypeAlias = Callable[[RewardInput], Result | Awaitable[Result]]
 
 
 def load_reward(name: str) -> RewardFunction:
@@ -53,9 +66,17 @@ class Scores:
 
     rewards: Mapping[int, float]
     failures: Mapping[int, RewardFailed]
+    columns: Mapping[int, Columns] = field(default_factory=dict)
+    """Columns that came with rewards."""
 
 
-Results: TypeAlias = dict[int, float | RewardFailed]
+@dataclass(frozen=True, slots=True)
+class _Score:
+    reward: float
+    columns: Columns
+
+
+Results: TypeAlias = dict[int, _Score | RewardFailed]
 
 
 class Scorer:
@@ -97,9 +118,11 @@ class Scorer:
             await asyncio.gather(*(self._ask(sample, results) for sample in inputs))
         else:
             await self._compute_in_thread(inputs, results)
+        scored = {i: found for i in indices if isinstance(found := results.get(i), _Score)}
         return Scores(
-            {i: found for i in indices if isinstance(found := results.get(i), float)},
+            {i: found.reward for i, found in scored.items()},
             {i: found for i in indices if isinstance(found := results.get(i), RewardFailed)},
+            {i: found.columns for i, found in scored.items()},
         )
 
     async def close(self) -> None:
@@ -198,11 +221,17 @@ class Scorer:
         index = None if sample is None else sample.sample_index
         return RewardFailed(self._name, index, f"no result within {self._timeout_s:g} s")
 
-    def _checked(self, sample: RewardInput, value: object) -> float:
+    def _checked(self, sample: RewardInput, value: object) -> _Score:
         try:
-            reward = float(value)  # type: ignore[arg-type]
+            given = returned(value, prompt=len(sample.prompt_ids), response=len(sample.response_ids))
+        except InvalidField as error:
+            raise RewardFailed(self._name, sample.sample_index, str(error)) from error
+        try:
+            reward = float(given.reward)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             reward = math.nan
         if not math.isfinite(reward):
-            raise RewardFailed(self._name, sample.sample_index, f"it gave {value!r}, not a finite number")
-        return reward
+            lacks = given.reward is None and given.columns
+            what = "no 'reward' among what it gave" if lacks else f"it gave {given.reward!r}"
+            raise RewardFailed(self._name, sample.sample_index, f"{what}, not a finite number")
+        return _Score(reward, given.columns)

@@ -30,6 +30,15 @@ from rollout_workers.engine.token_rows import TokenRows
 from rollout_workers.engine.types import FinishReason, GeneratedSample
 from rollout_workers.errors import GenerationFailed
 from rollout_workers.generation.columns import columns_of, rows_of
+from rollout_workers.generation.given import (
+    FINISH_COLUMN,
+    REWARD_COLUMN,
+    Columns,
+    check_alike,
+    given_of_wire,
+    given_to_wire,
+    joined,
+)
 from rollout_workers.versions import Version
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
@@ -65,10 +74,6 @@ class TurnNote:
     """Finish reason of a turn of the model; None for an environment's."""
 
 
-REWARD_COLUMN = "given_reward"
-"""Column of partial rollouts: the reward that a rollout function gave, NaN where it gave none."""
-FINISH_COLUMN = "turn_finish"
-"""Column of partial rollouts: the end of each turn, as an index of _TURN_FINISHES."""
 _TURN_FINISHES: tuple[FinishReason | None, ...] = (None, "stop", "length")
 
 
@@ -92,6 +97,8 @@ class SampleProgress:
     """Reward that the rollout function returned; None: the reward function is asked."""
     columns: dict[str, TokenRows] = field(default_factory=dict)
     """Columns that the task asks of the engine, each of t tokens."""
+    given: Columns = field(default_factory=dict)
+    """Columns that the rollout function gave."""
 
     def __len__(self) -> int:
         return len(self.output_ids)
@@ -146,6 +153,7 @@ class SampleProgress:
         self.mask = np.empty(0, np.uint8)
         self.columns = {name: TokenRows.none_for(0) for name in self.columns}
         self.spans, self.turns, self.finish, self.prompt_ids, self.reward = [], [], None, None, None
+        self.given = {}
 
 
 class GroupProgress:
@@ -160,6 +168,8 @@ class GroupProgress:
             SampleProgress(columns={name: TokenRows.none_for(0) for name in asked})
             for _ in range(lease.task.group_size)
         ]
+        self.scored: dict[int, Columns] = {}
+        """Columns that came with rewards, by the sample's index. Like those rewards they are in no partial rollout."""
         self.received = 0
         """Tokens that engines generated under this lease."""
         self.resumed = 0
@@ -197,6 +207,15 @@ class GroupProgress:
         if lost:
             self.discarded[reason] += lost
         self.samples[index].clear()
+        self.scored.pop(index, None)
+
+    def give(self, index: int, columns: Columns) -> None:
+        """Keep what the rollout function gave with a sample. Raises InvalidField if finished ones have other
+        columns.
+        """
+        others = {i: sample.given for i, sample in enumerate(self.samples) if sample.finish is not None}
+        check_alike({**others, index: columns})
+        self.samples[index].given = columns
 
     @property
     def newest(self) -> Version | None:
@@ -222,6 +241,8 @@ class GroupProgress:
         except ValueError as error:
             return str(error)
         own_prompts = REWARD_COLUMN in columns
+        finished = [wire.finish_reason in _FINISH for wire in wires]
+        given_columns = given_of_wire(group.header, columns, finished=finished)
         at, turns_at, taken = 0, 0, []
         for i, wire in enumerate(wires):
             sample = _sample_of(wire, columns, at)
@@ -233,8 +254,9 @@ class GroupProgress:
                     return "its prompt is not the task's"
                 sample.prompt_ids = prompt
             if own_prompts:
-                given = float(columns[REWARD_COLUMN][i].item())
-                sample.reward = None if math.isnan(given) else given
+                reward = float(columns[REWARD_COLUMN][i].item())
+                sample.reward = None if math.isnan(reward) else reward
+                sample.given = given_columns[i]
                 finishes = columns[FINISH_COLUMN][turns_at : turns_at + len(wire.turns)].tolist()
                 sample.turns = [
                     TurnNote(turn.role, turn.start - wire.prompt_len, turn.end - wire.prompt_len, _turn_finish(finish))
@@ -252,7 +274,9 @@ class GroupProgress:
             if sample.finish is None or not len(sample):
                 what = "is not finished" if sample.finish is None else "ended without a token"
                 raise GenerationFailed(self.lease.lease_id, f"sample {i} {what}")
-        header, payload = self._encode(rewards, worker_id)
+        columns = [joined(sample.given, self.scored.get(i, {})) for i, sample in enumerate(self.samples)]
+        check_alike(dict(enumerate(columns)))
+        header, payload = self._encode(rewards, worker_id, more=given_to_wire(columns, self._lengths))
         header.metadata_json = self.task.metadata_json
         check_group(header, sum(map(len, payload)))
         return header, payload
@@ -269,11 +293,20 @@ class GroupProgress:
         samples = self.samples
         if not any(sample.turns or sample.reward is not None or sample.prompt_ids is not None for sample in samples):
             return []
-        given = np.array([math.nan if s.reward is None else s.reward for s in samples], np.float64)
+        rewards = np.array([math.nan if s.reward is None else s.reward for s in samples], np.float64)
         finishes = np.array([_TURN_FINISHES.index(note.finish) for s in samples for note in s.turns], np.uint8)
         rows = [len(sample.turns) for sample in samples]
         finish_column = layout.column_of(FINISH_COLUMN, finishes, groups_pb2.AXIS_RAGGED, rows)
-        return [(layout.column_of(REWARD_COLUMN, given, groups_pb2.AXIS_SAMPLE), given), (finish_column, finishes)]
+        return [
+            (layout.column_of(REWARD_COLUMN, rewards, groups_pb2.AXIS_SAMPLE), rewards),
+            (finish_column, finishes),
+            *given_to_wire([sample.given for sample in samples], self._lengths),
+        ]
+
+    @property
+    def _lengths(self) -> list[int]:
+        """Tokens of each sample, prompt and response."""
+        return [len(self.prompt_of(i)) + len(sample) for i, sample in enumerate(self.samples)]
 
     def _encode(
         self,

@@ -13,8 +13,8 @@ import sys
 from typing import Any, BinaryIO, cast
 
 FRAME = struct.Struct("<IQ")
-"""Frame header. In front of every request: length of the JSON object, and of the token ids, in bytes. In front of every
-answer: that of its JSON object, and 0."""
+"""Frame header: lengths of the JSON object, and of the bytes behind it, in bytes. Those of a request are token ids,
+those of an answer columns."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,6 +34,7 @@ def main() -> int:
         from buffer_wire.errors import RolloutBufferError  # noqa: PLC0415
         from rollout_workers.counters import describe  # noqa: PLC0415
         from rollout_workers.functions import load  # noqa: PLC0415
+        from rollout_workers.generation.given import returned, to_message  # noqa: PLC0415
         from rollout_workers.reward_inputs import from_message  # noqa: PLC0415
 
         try:
@@ -47,12 +48,14 @@ def main() -> int:
                 head, ids = _receive(stream)
             except EOFError:
                 return 0
+            data = b""
             try:
-                answer = {"reward": function(from_message(head, ids))}
-                json.dumps(answer)
+                sample = from_message(head, ids)
+                given = returned(function(sample), prompt=len(sample.prompt_ids), response=len(sample.response_ids))
+                answer, data = to_message(given)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
                 answer = {"error": describe(error)}
-            _send(stream, answer)
+            _send(stream, answer, data)
 
 
 def _receive(stream: BinaryIO) -> tuple[bytes, bytes]:
@@ -68,9 +71,10 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
     return data
 
 
-def _send(stream: BinaryIO, answer: dict[str, Any]) -> None:
-    data = json.dumps(answer).encode()
-    stream.write(FRAME.pack(len(data), 0) + data)
+def _send(stream: BinaryIO, answer: dict[str, Any], data: bytes = b"") -> None:
+    head = json.dumps(answer).encode()
+    stream.write(FRAME.pack(len(head), len(data)) + head)
+    stream.write(data)
     stream.flush()
 
 

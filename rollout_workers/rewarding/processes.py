@@ -1,8 +1,8 @@
 """Processes for reward functions that compute: one sample at a time in each, started when they are first needed.
 
 A function that hangs past its timeout, or takes its process with it, costs the sample that it was called with and no
-other: the process, with everything that it started, is killed and replaced. Samples travel as JSON and arrays and
-rewards as JSON: nothing is unpickled. Invariants: at most `count` processes live; none outlives `close`, nor this
+other: the process, with everything that it started, is killed and replaced. Samples and what is given for them travel
+as JSON and arrays: nothing is unpickled. Invariants: at most `count` processes live; none outlives `close`, nor this
 process.
 """
 
@@ -17,6 +17,7 @@ import sys
 import structlog
 
 from rollout_workers.errors import RewardFailed
+from rollout_workers.generation.given import Returned, from_message
 from rollout_workers.reward_inputs import RewardInput, to_message
 from rollout_workers.rewarding.child import FRAME
 
@@ -62,7 +63,7 @@ class _Child:
 
     async def load(self, function: str) -> None:
         """Have it import the function. Raises _Gone."""
-        answer = await self.ask(json.dumps({"function": function, "path": sys.path}).encode(), b"")
+        answer, _ = await self.ask(json.dumps({"function": function, "path": sys.path}).encode(), b"")
         if "error" in answer:
             raise _Gone(f"its process cannot load it: {answer['error']}")
 
@@ -70,16 +71,17 @@ class _Child:
     def alive(self) -> bool:
         return self.process.returncode is None
 
-    async def ask(self, head: bytes, ids: bytes) -> dict[str, object]:
-        """Send one request; returns the answer. Raises _Gone."""
+    async def ask(self, head: bytes, ids: bytes) -> tuple[dict[str, object], bytes]:
+        """Send one request; returns the answer, and the bytes behind it. Raises _Gone."""
         try:
             self._writer.writelines([FRAME.pack(len(head), len(ids)), head, ids])
             await self._writer.drain()
-            size, _ = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+            size, more = FRAME.unpack(await self._reader.readexactly(FRAME.size))
             answer: dict[str, object] = json.loads(await self._reader.readexactly(size))
+            data = await self._reader.readexactly(more)
         except (asyncio.IncompleteReadError, OSError):
             raise _Gone(f"its process {await self._verdict()}") from None
-        return answer
+        return answer, data
 
     def kill(self) -> None:
         """End the process and what it has started."""
@@ -114,8 +116,8 @@ class RewardProcesses:
         """Ids of the processes that live."""
         return [child.process.pid for child in self._children if child.alive]
 
-    async def ask(self, sample: RewardInput) -> object:
-        """Value that the reward function returned for the sample. Raises RewardFailed."""
+    async def ask(self, sample: RewardInput) -> Returned:
+        """What the reward function returned for the sample. Raises RewardFailed."""
         try:
             head, ids = to_message(sample)
         except (TypeError, ValueError) as error:
@@ -124,7 +126,7 @@ class RewardProcesses:
         try:
             child = await self._ready(child)
             async with asyncio.timeout(self._timeout_s):
-                answer = await child.ask(head, ids)
+                answer, data = await child.ask(head, ids)
         except TimeoutError:
             self._end(child)
             child = None
@@ -143,7 +145,7 @@ class RewardProcesses:
             self._free.put_nowait(child)
         if "error" in answer:
             raise self._failed(sample, str(answer["error"]))
-        return answer["reward"]
+        return from_message(answer, data)
 
     async def close(self) -> None:
         """Kill the processes, and see them gone."""

@@ -67,6 +67,7 @@ class GroupRewards:
             return {}
         scores = await self._scorer.score(self._progress, indices)
         self._rewards.update(scores.rewards)
+        self._progress.scored.update(scores.columns)
         if scores.failures:
             first = min(scores.failures)
             _log.warning(
