@@ -109,6 +109,18 @@ class Episode:
         """The engine's id."""
         return self._calls.slot.engine_id
 
+    @property
+    def engine_address(self) -> str:
+        """The engine's address."""
+        return self._calls.slot.info.address
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises PromptRefused when the worker has none."""
+        if isinstance(self._tokenizer, PromptRefused):
+            raise self._tokenizer
+        return self._tokenizer
+
     # ── what is there ────────────────────────────────────────────────────────
 
     @property
@@ -224,6 +236,10 @@ class Episode:
             return str(self.full) if self.full else "it returned without having called episode.generate()"
         if self._finish is None:
             return "it returned without having called episode.finish()"
+        try:
+            reward = self._take_columns(result)
+        except InvalidField as error:
+            return str(error)
         if reward is not None:
             try:
                 number = float(reward)  # type: ignore[arg-type]
@@ -236,10 +252,14 @@ class Episode:
         return ""
 
     # ── inside ───────────────────────────────────────────────────────────────
-        try:
-            reward = self._take_columns(result)
-        except InvalidField as error:
-            return str(error)
+
+    def _take_columns(self, result: object) -> object:
+        """Keep the sample's columns; returns its reward. Raises InvalidField."""
+        lengths = {"prompt": len(self.prompt_ids), "response": len(self._sample)}
+        given = returned(result, **lengths)
+        own = returned(self._columns, **lengths).columns
+        self._calls.progress.give(self.sample_index, joined(given.columns, own))
+        return given.reward
 
     @property
     def _sample(self) -> SampleProgress:
@@ -251,17 +271,7 @@ class Episode:
         return Turn(note.role, ids, note.finish, logprobs, self._decoded)
 
     def _decoded(self, ids: TokenIds) -> str:
-        if isinstance(self._tokenizer, PromptRefused):
-            raise self._tokenizer
-    def _take_columns(self, result: object) -> object:
-        """Keep the sample's columns; returns its reward. Raises InvalidField."""
-        lengths = {"prompt": len(self.prompt_ids), "response": len(self._sample)}
-        given = returned(result, **lengths)
-        own = returned(self._columns, **lengths).columns
-        self._calls.progress.give(self.sample_index, joined(given.columns, own))
-        return given.reward
-
-        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        return self.tokenizer.decode(ids.tolist(), skip_special_tokens=True)
 
     def _check_open(self, doing: str) -> None:
         if self.failure is not None:

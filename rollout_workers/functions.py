@@ -56,11 +56,13 @@ def load_rollout(name: str) -> Rollout:
 
 
 def rollout_of(options: "WorkerOptions") -> Rollout | None:
-    """Rollout that the options name: a function, a verifiers environment, or None for a single turn. Raises
+    """Rollout that the options name: a function, an agent, a verifiers environment, or None for a single turn. Raises
     InvalidField.
     """
     if options.environment:
         return load_environment(options)
+    if options.agent is not None:
+        return Rollout(options.agent.function, _needing("agents", "agent", "agents.rollout").agent_of(options.agent))
     return load_rollout(options.rollout) if options.rollout else None
 
 
@@ -69,12 +71,17 @@ def load_environment(options: "WorkerOptions") -> Rollout:
     library, _, name = options.environment.partition(":")
     if library != "verifiers":
         raise InvalidField("environment", options.environment, "verifiers:NAME")
-    try:
-        adapter = importlib.import_module(f"rollout_workers.integrations.{library}")
-    except ImportError as error:
-        limit = f"a library that is installed: pip install 'rollout-buffer[{library}]' ({describe(error)})"
-        raise InvalidField("environment", options.environment, limit) from error
+    adapter = _needing(library, "environment", f"integrations.{library}")
     return Rollout(options.environment, adapter.load(name, options))
+
+
+def _needing(extra: str, option: str, module: str) -> Any:  # noqa: ANN401 - a module
+    """A module of the worker that needs an extra. Raises InvalidField."""
+    try:
+        return importlib.import_module(f"rollout_workers.{module}")
+    except ImportError as error:
+        limit = f"libraries that are installed: pip install 'rollout-buffer[{extra}]' ({describe(error)})"
+        raise InvalidField(option, extra, limit) from error
 
 
 def load(option: str, name: str) -> Callable[..., Any]:

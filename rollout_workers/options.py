@@ -65,7 +65,9 @@ class AgentOptions:
         check("agent_listen", self.listen, lambda a: bool(_LISTEN.fullmatch(a)), "host:port")
         check("agent_advertise", self.advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
         if not (stays_here(self.listen) or Access().effective().insecure):
-            raise InvalidField("agent_listen", self.listen, "this machine's own, or with RB_INSECURE=1: keys in plain text")
+            raise InvalidField(
+                "agent_listen", self.listen, "this machine's own, or with RB_INSECURE=1: keys in plain text"
+            )
 
 
 @dataclass(frozen=True, slots=True)

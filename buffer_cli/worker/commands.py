@@ -38,7 +38,9 @@ def worker(
     agent_listen: Annotated[str | None, _agents(help="host:port of the model. Default: 127.0.0.1:0.")] = None,
     agent_advertise: Annotated[str | None, _agents(help="Host under which agents reach it.")] = None,
     worker_id: Annotated[str | None, typer.Option(help="Stable name. Default: hostname-pid.")] = None,
-    groups_per_engine: Annotated[int | None, typer.Option(help="Groups whose samples run on each engine at once.")] = None,
+    groups_per_engine: Annotated[
+        int | None, typer.Option(help="Groups whose samples run on each engine at once.")
+    ] = None,
     max_sample_attempts: Annotated[
         int | None, typer.Option(help="Attempts of one sample before its task goes back.")
     ] = None,

@@ -10,9 +10,10 @@ from buffer_service.observability import logs
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions
 from rollout_workers.main import EXIT_OPTIONS, run_worker
-from rollout_workers.options import WorkerOptions
+from rollout_workers.options import AgentOptions, WorkerOptions
 
 _LAUNCH = ("sglang_python", "device", "gpus_per_engine", "ready_timeout_s", "log_dir")
+_AGENT = ("agent_tools", "agent_reasoning", "agent_listen", "agent_advertise")
 _SIMULATED = ("tokens_per_s", "slots", "length_median", "length_sigma", "vocab_size", "seed")
 
 
@@ -34,6 +35,9 @@ def to_options(service: ServiceOptions, given: dict[str, Any], weights: WeightsO
     weights = weights or WeightsOptions()
     values = dict(given)
     engines = values.pop("engines", 1)
+    agent = values.pop("agent", None)
+    agent_values = {name: values.pop(name) for name in _AGENT if name in values}
+    _refuse_stray(agent_values, needs="--agent", there=bool(agent))
     model, simulate = values.pop("launch", None), values.pop("simulate", False)
     flags = tuple(values.pop("engine_flag", None) or ())
     launch_values = {name: values.pop(name) for name in _LAUNCH if name in values}
@@ -52,9 +56,14 @@ def to_options(service: ServiceOptions, given: dict[str, Any], weights: WeightsO
         weights_mirrors=tuple(values.pop("weights_mirrors", None) or ()),
         engine_urls=tuple(values.pop("engine_urls", None) or ()),
         launch=LaunchOptions(model, engines=engines, extra_flags=flags, **launch_values) if model else None,
+        agent=AgentOptions(agent, **_without("agent_", agent_values)) if agent else None,
         simulated=SimulatedOptions(engines=engines, **simulated_values) if simulate else None,
         **values,
     )
+
+
+def _without(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in values.items()}
 
 
 def _refuse_stray(values: dict[str, Any], *, needs: str, there: bool) -> None:

@@ -26,7 +26,13 @@ class Tokenizer(Protocol):
     """Methods of a transformers tokenizer that the worker uses."""
 
     def apply_chat_template(
-        self, conversation: Conversation, *, tokenize: bool, add_generation_prompt: bool, return_dict: bool
+        self,
+        conversation: Conversation,
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        return_dict: bool,
+        **more: Any,  # noqa: ANN401 - tools, and whatever else a template reads
     ) -> Any:  # noqa: ANN401 - token ids, or with tokenize=False text
         """A conversation as token ids, or as text."""
         ...

@@ -1,4 +1,4 @@
-"""Threads for plain reward functions, which may hang for ever.
+"""Threads for plain functions of users (rewards, agents), which may hang for ever.
 
 Invariants: at most `count` threads, each kept for the next call, with whatever the function keeps in thread-locals; one
 that hangs keeps its place and holds up nothing else, the end of the process included. Executors of the standard library
@@ -13,10 +13,11 @@ from collections.abc import Callable
 
 
 class RewardThreads:
-    """Threads for calls of reward functions, started when they are first needed."""
+    """Threads for calls of users' functions, started when they are first needed."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, name: str = "reward") -> None:
         self._count = count
+        self._name = name
         self._started = 0
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
@@ -58,7 +59,7 @@ class RewardThreads:
     def _have_a_thread(self) -> None:
         if self._idle.acquire(blocking=False) or self._started == self._count:
             return
-        threading.Thread(target=self._work, name=f"reward_{self._started}", daemon=True).start()
+        threading.Thread(target=self._work, name=f"{self._name}_{self._started}", daemon=True).start()
         self._started += 1
 
     def _work(self) -> None:
