@@ -208,6 +208,17 @@ class Episode:
             raise InvalidField("prompt", f"{len(prompt)} tokens", f"1 to {longest} for this engine")
         self._sample.prompt_ids = prompt
 
+    def take_back(self, turns: int, reason: str = "taken_back") -> None:
+        """Forget everything behind the first `turns` turns, the last of them the model's; with 0 the prompt may be set
+        anew. Its tokens count as discarded for `reason`. Raises InvalidField.
+        """
+        self._check_open("take_back")
+        kept = self._sample.turns[:turns]
+        if len(kept) != turns or (kept and kept[-1].role != "assistant"):
+            raise InvalidField("turns", turns, "0, or the number of a turn of the model")
+        self._pending = []
+        self._calls.progress.take_back(self.sample_index, turns, reason)
+
     def finish(self, reason: Literal["stop", "length"] = "stop") -> None:
         """Finish the sample: nothing can be added to it any more.
 

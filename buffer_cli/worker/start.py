@@ -13,7 +13,7 @@ from rollout_workers.main import EXIT_OPTIONS, run_worker
 from rollout_workers.options import AgentOptions, WorkerOptions
 
 _LAUNCH = ("sglang_python", "device", "gpus_per_engine", "ready_timeout_s", "log_dir")
-_AGENT = ("agent_tools", "agent_reasoning", "agent_listen", "agent_advertise")
+_AGENT = ("agent_tools", "agent_reasoning", "agent_branches", "agent_listen", "agent_advertise")
 _SIMULATED = ("tokens_per_s", "slots", "length_median", "length_sigma", "vocab_size", "seed")
 
 

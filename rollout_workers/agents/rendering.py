@@ -57,12 +57,12 @@ class Rendering:
                 raise
             with_calls = True
             said, pieces = self._pieces(messages, turns, with_calls=True)
-        for turn, (before, now) in enumerate(zip(self._said, said, strict=False)):
+        for turn, (before, now) in enumerate(zip(self._said[: len(turns)], said, strict=False)):
             if not now.startswith(before):
                 raise RequestRefused(
                     "drift", f"before turn {turn} of the model the chat template {_place(before, now)}"
                 )
-        self._said.append(said[-1])
+        self._said = [*self._said[: len(turns)], said[-1]]
         ids = self._tokens(pieces[-1])
         if with_calls and messages[turns[-1]].get("tool_calls"):
             # The calls are written behind the mark, and the model has written them itself.

@@ -8,6 +8,7 @@ The agent is called once for every sample, with a base URL and a key of the samp
 to OpenAI or Anthropic, and returns the reward, or None for the reward function's. A plain function runs in a thread.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from rollout_workers.episode import Episode
     from rollout_workers.options import AgentOptions
 
+_LAST_WORDS_S = 2.0
+"""Time that an agent has to end once its requests cannot make a sample any more: some go on asking for minutes."""
 _THREADS = 4_096
 """Agents of plain functions at once; as many as there are samples in flight, at most."""
 
@@ -43,6 +46,7 @@ class AgentRollout:
         self._is_coroutine = is_coroutine(agent)
         self._server = AgentServer(options.listen, options.advertise)
         self._reader = Reader(options.tools, options.reasoning)
+        self._branches = options.branches
         self._threads = RewardThreads(_THREADS, name="agent")
 
     @contextlib.asynccontextmanager
@@ -56,20 +60,17 @@ class AgentRollout:
 
     async def __call__(self, episode: "Episode") -> Any:  # noqa: ANN401 - the user's
         """Let the agent make one sample. Raises what it raises, or the reason why its requests make none."""
-        conversation = Conversation(episode, self._reader)
-        reward: Any = None
-        failed: Exception | None = None
+        conversation = Conversation(episode, self._reader, branches=self._branches)
         async with self._server.at_work(conversation) as place:
-            try:
-                reward = await self._call(AgentEpisode(episode, place))
-            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-                failed = error
+            making = asyncio.create_task(self._call(AgentEpisode(episode, place)))
+            await _while_whole(making, conversation)
+        failed = None if making.cancelled() else making.exception()
         # What was refused is the reason of what the agent makes of it.
-        reason = conversation.fault or (episode.full if failed is not None else None) or failed
+        reason = conversation.fault or (conversation.full if failed is not None else None) or failed
         if reason is not None:
             raise reason from failed
         episode.finish(conversation.finish)
-        return reward
+        return making.result()
 
     async def _call(self, given: AgentEpisode) -> Any:  # noqa: ANN401 - the user's
         if self._is_coroutine:
@@ -77,3 +78,16 @@ class AgentRollout:
         returned: list[Any] = []
         await self._threads.run(lambda: returned.append(self._agent(given)))
         return returned[0]
+
+
+async def _while_whole(making: "asyncio.Task[Any]", conversation: Conversation) -> None:
+    """Wait for the agent, and end it soon after its conversation has broken."""
+    broken = asyncio.create_task(conversation.broken.wait())
+    try:
+        await asyncio.wait([making, broken], return_when=asyncio.FIRST_COMPLETED)
+        if not making.done():
+            await asyncio.wait([making], timeout=_LAST_WORDS_S)
+    finally:
+        broken.cancel()
+        making.cancel()
+        await asyncio.wait([making])

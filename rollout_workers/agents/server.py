@@ -160,8 +160,7 @@ class AgentServer:
         try:
             asked = dialect.read(_parsed(await _body(request)))
         except RequestRefused as refused:
-            conversation.fault = conversation.fault or refused
-            return _refused(dialect, refused)
+            return _refused(dialect, conversation.fail(refused))
         again = int(request.headers.get("x-stainless-retry-count") or 0) > 0
         making = asyncio.ensure_future(conversation.answer(asked, repeated=again))
         await asyncio.wait([making], timeout=KEEP_ALIVE_S if asked.stream else None)

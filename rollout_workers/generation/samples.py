@@ -147,11 +147,19 @@ class SampleProgress:
         """Tokens that belong to complete turns."""
         return self.turns[-1].end if self.turns else 0
 
+    def cut(self, turns: int) -> None:
+        """Forget what is behind the first `turns` turns, at least one, the last of them the model's."""
+        self.turns = self.turns[:turns]
+        end = self.noted
+        self.output_ids, self.logprobs, self.mask = self.output_ids[:end], self.logprobs[:end], self.mask[:end]
+        self.columns = {name: rows.first(end) for name, rows in self.columns.items()}
+        self.spans = [Span(span.version, span.start, min(span.end, end)) for span in self.spans if span.start < end]
+
     def clear(self) -> None:
         """Forget the response, to start it anew."""
         self.output_ids, self.logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
         self.mask = np.empty(0, np.uint8)
-        self.columns = {name: TokenRows.none_for(0) for name in self.columns}
+        self.columns = {name: none_of(name) for name in self.columns}
         self.spans, self.turns, self.finish, self.prompt_ids, self.reward = [], [], None, None, None
         self.given = {}
 
@@ -200,6 +208,16 @@ class GroupProgress:
         """Prompt of this sample, int32 [p]."""
         own = self.samples[index].prompt_ids
         return self.prompt_ids if own is None else own
+
+    def take_back(self, index: int, turns: int, reason: str) -> None:
+        """Forget a response behind its first `turns` turns; its generated tokens count as discarded for `reason`."""
+        if not turns:
+            self.start_anew(index, reason)
+            return
+        before = self.samples[index].generated
+        self.samples[index].cut(turns)
+        if lost := before - self.samples[index].generated:
+            self.discarded[reason] += lost
 
     def start_anew(self, index: int, reason: str) -> None:
         """Forget a response; its generated tokens count as discarded for `reason`."""

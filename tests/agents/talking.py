@@ -21,7 +21,12 @@ class AgentScene(Scene):
     """One group that an agent makes."""
 
     def __init__(self, agent: Agent, **more: Any) -> None:
-        options = AgentOptions("m:f", tools=more.pop("tools", "hermes"), reasoning=more.pop("reasoning", ""))
+        options = AgentOptions(
+            "m:f",
+            tools=more.pop("tools", "hermes"),
+            reasoning=more.pop("reasoning", ""),
+            branches=more.pop("branches", "refuse"),
+        )
         self.agent = AgentRollout(agent, options)
         super().__init__(self.agent, **{"group_size": 1, "most": 1, **more})
         self.rollout = Rollout("m:f", self.agent)
