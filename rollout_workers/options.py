@@ -137,6 +137,9 @@ class WorkerOptions:
     """Groups whose samples run on each engine at once, 1 to 256. A sample that has ended makes room for others, though
     its group goes on."""
 
+    spread: bool = True
+    """Have an idle engine of the worker take over samples of a busy one, where they end sooner there."""
+
     reward_timeout_s: float = 60.0
     """Longest time for the rewards of one group; of one sample where the function is a coroutine."""
 

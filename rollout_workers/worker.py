@@ -29,6 +29,7 @@ from rollout_workers.fleet.reporter import Reporter, report_all
 from rollout_workers.fleet.router import RouterClient, RouterWatch, first_ready
 from rollout_workers.functions import Rollout, is_coroutine, rollout_of
 from rollout_workers.generation.prompts import Prompts
+from rollout_workers.generation.spread import Spread
 from rollout_workers.options import WorkerOptions
 from rollout_workers.rewarding.processes import RewardProcesses
 from rollout_workers.rewards import RewardFunction, Scorer, load_reward, no_reward
@@ -182,6 +183,7 @@ class Worker:
             else None
         )
         pusher = Pusher(service, self.counters, writer, bundle_bytes=options.bundle_bytes)
+        spread = Spread(self.slots, self.counters) if options.spread else None
         tools = Tools(
             options.worker_id,
             prompts,
@@ -191,6 +193,7 @@ class Worker:
             options.generate_timeout_s,
             options.max_sample_attempts,
             self._rollout,
+            spread,
         )
         # Results have a stream of their own: a full queue, at which training groups wait, must not stop them.
         results = Pusher(service, self.evaluated, writer, bundle_bytes=options.bundle_bytes)
@@ -198,6 +201,8 @@ class Worker:
         watcher = WeightWatcher(service)
         parts: list[Coroutine[Any, Any, None]] = [watcher.run(), pusher.run(), results.run()]
         parts.append(hurry_after_publishes(watcher, self._keepers))
+        if spread is not None:
+            parts.append(spread.run())
         shared = _Shared(service, tools, evaluating, watcher, fetcher)
         seats = [self._seat(shared, slot, host) for slot, host in zip(slots, self._hosts, strict=True)]
         if options.progress_every_s:

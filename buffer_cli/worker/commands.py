@@ -44,6 +44,10 @@ def worker(
     groups_per_engine: Annotated[
         int | None, typer.Option(help="Groups whose samples run on each engine at once.")
     ] = None,
+    spread: Annotated[
+        bool | None,
+        typer.Option("--spread/--no-spread", help="Idle engines take over samples of busy ones. Default: --spread."),
+    ] = None,
     max_sample_attempts: Annotated[
         int | None, typer.Option(help="Attempts of one sample before its task goes back.")
     ] = None,

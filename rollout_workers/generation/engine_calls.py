@@ -47,18 +47,13 @@ class EngineCalls:
         self._on_freed = on_freed
         self._stopped = False
         self._rids: set[str] = set()
-        self._ended_early: set[int] = set()
+        self.ended_early: set[int] = set()
         """Samples that the engine has ended in calls whose other samples go on."""
 
     @property
     def ended(self) -> bool:
         """True when nothing more may be generated here."""
         return self._stopped or self.slot.quarantined
-
-    @property
-    def running(self) -> int:
-        """Samples that are unfinished as far as is known."""
-        return sum(i not in self._ended_early for i in self.progress.unfinished)
 
     @property
     def under_way(self) -> bool:
@@ -72,14 +67,22 @@ class EngineCalls:
         if self._rids:
             await self.slot.engine.abort(sorted(self._rids))
 
-    async def make(self, requests: Sequence[SampleRequest], left_s: float) -> dict[int, Exception]:
+    async def make(
+        self, requests: Sequence[SampleRequest], left_s: float, *, on_end: Callable[[int], None] = lambda _index: None
+    ) -> dict[int, Exception]:
         """Make one engine call; returns the samples that failed in it, with their errors. Samples that the engine ends
-        are finished.
+        are finished; `on_end` is told the index of one that ends while others go on.
         """
+
+        def ended(index: int) -> None:
+            self.ended_early.add(index)
+            on_end(index)
+            self._on_freed()
+
         rids = {request.rid for request in requests}
         self._rids |= rids
         try:
-            failed = self._take(await self.slot.generate(requests, deadline_s=left_s, on_end=self._ended_one))
+            failed = self._take(await self.slot.generate(requests, deadline_s=left_s, on_end=ended))
             for error in failed.values():
                 self.slot.failed(error, doubted=True)
         except (EngineError, InvalidField) as raised:
@@ -99,7 +102,7 @@ class EngineCalls:
             raise
         finally:
             self._rids -= rids
-            self._ended_early.difference_update(request.sample_index for request in requests)
+            self.ended_early.difference_update(request.sample_index for request in requests)
             self.slot.changes.notify()
         return failed
 
@@ -114,14 +117,14 @@ class EngineCalls:
         self._attempts.again += 1
         return True
 
-    async def wait_for_weights(self) -> None:
-        """Wait for the engine to catch up, or start partial samples anew: versions within a sample must not fall."""
-        newest, slot = self.progress.newest, self.slot
+    async def wait_for_weights(self, indices: Sequence[int]) -> None:
+        """Wait for the engine to catch up, or start these samples anew: versions within a sample must not fall."""
+        newest, slot = self.progress.newest_of(indices), self.slot
         if newest is None or slot.loaded >= newest:
             return
         caught_up = await slot.changes.until(lambda: slot.loaded >= newest or self._stopped, _CATCH_UP_S)
         if not caught_up:
-            for i in self.progress.unfinished:
+            for i in indices:
                 self.progress.start_anew(i, "engine_behind")
             _log.warning(
                 "partial samples started anew",
@@ -138,10 +141,6 @@ class EngineCalls:
         first = min(failed)
         lease = self.progress.lease.lease_id
         _log.warning("samples failed", lease=lease, samples=sorted(failed), error=str(failed[first]))
-
-    def _ended_one(self, index: int) -> None:
-        self._ended_early.add(index)
-        self._on_freed()
 
     async def _engine_is_fit(self) -> bool:
         """False when the engine is gone: then others are to finish the work."""

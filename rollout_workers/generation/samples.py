@@ -235,10 +235,9 @@ class GroupProgress:
         check_alike({**others, index: columns})
         self.samples[index].given = columns
 
-    @property
-    def newest(self) -> Version | None:
-        """The newest version of any token so far."""
-        return max((sample.spans[-1].version for sample in self.samples if sample.spans), default=None)
+    def newest_of(self, indices: Iterable[int]) -> Version | None:
+        """The newest version of any token of these samples so far."""
+        return max((spans[-1].version for i in indices if (spans := self.samples[i].spans)), default=None)
 
     def take_partial_rollout(self) -> str | None:
         """Start from what the lease's earlier attempt left; returns why it cannot be used, or None.

@@ -69,6 +69,8 @@ class EngineSlot:
         self.base_model = base_model
         """Model that holds version 0, as the engine would load it; None when nobody knows."""
         self.changes = Changes()
+        self.room = Changes()
+        """Changes of what runs on the engine: there may be room for more."""
         self._at = EngineState()
         self._said = set[str]()
         self.hold: SwapHold | None = None

@@ -14,7 +14,6 @@ import structlog
 
 from buffer_wire.connection.retry import Backoff
 from rollout_buffer.v1 import tasks_pb2
-from rollout_workers.changes import Changes
 from rollout_workers.service.client import ServiceClient
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.keeper import LeaseKeeper
@@ -67,7 +66,8 @@ class Dispatcher:
         self._concurrency = concurrency
         self._outstanding = outstanding
         self._lease_wait_s = lease_wait_s
-        self._changes = Changes()
+        self._spread = tools.spread
+        self._changes = slot.room
         self._stopping = False
         self._wants = False
         """True while the dispatcher is about to ask for leases."""
@@ -115,7 +115,8 @@ class Dispatcher:
     # ── leasing ──────────────────────────────────────────────────────────────
 
     def _room(self) -> int:
-        free = self._leases.room(self._concurrency - self._slot.evaluating)
+        guests = self._spread.guests(self._slot) if self._spread is not None else 0.0
+        free = self._leases.room(self._concurrency - self._slot.evaluating - guests)
         return min(free, self._outstanding - self.held, MAX_PER_REQUEST)
 
     async def _lease_loop(self, group: asyncio.TaskGroup) -> None:

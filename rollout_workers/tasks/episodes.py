@@ -65,7 +65,7 @@ class Episodes:
         """
         check_prompt(self.progress.prompt_ids, self.progress.task, self._slot.info)
         self._drop_what_cannot_go_on()
-        await self._calls.wait_for_weights()
+        await self._calls.wait_for_weights(self.progress.unfinished)
         tokenizer = await self._prompts.tokenizer_or_refusal(self.progress.task.task_id)
         try:
             async with asyncio.TaskGroup() as group:

@@ -1,5 +1,8 @@
 """Single-turn generation: the samples of one group as one batched engine call, resumed until all are finished.
 
+Where another engine of the worker is idle, half of the samples may begin there, or the last ones go on there
+(generation/spread.py). What is not finished there comes back.
+
 Finished samples are kept, partial ones go on with prompt + partial as input and what is left of max_new_tokens. What
 fails is tried again alone, sample by sample, as often as `Attempts` allows: one bad answer, or a call that a batch's
 single bad request took with it, costs no sibling.
@@ -7,7 +10,7 @@ single bad request took with it, costs no sibling.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -18,11 +21,15 @@ from rollout_workers.generation.engine_calls import EMPTY_CALLS, EngineCalls
 from rollout_workers.generation.prompts import check_prompt
 from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.generation.sampling import request_of
+from rollout_workers.generation.spread import Part, Spread
 from rollout_workers.slots.slot import EngineSlot
 
 
 class SingleTurn:
-    """Generates what is unfinished of one group on one engine. `stop` ends it early, with what there is."""
+    """Generates what is unfinished of one group. `stop` ends it early, with what there is.
+
+    `slot`: the engine of the lease. `spread`: others may take samples over.
+    """
 
     def __init__(
         self,
@@ -32,18 +39,26 @@ class SingleTurn:
         *,
         timeout_s: float,
         on_freed: Callable[[], None] = nobody_waits,
+        spread: Spread | None = None,
     ) -> None:
         self.progress = progress
         self._slot = slot
         self._attempts = attempts
-        self._calls = EngineCalls(progress, slot, attempts, on_freed=on_freed)
+        self._on_freed = on_freed
+        self._home = EngineCalls(progress, slot, attempts, on_freed=on_freed)
+        self._all_calls = {slot: self._home}
+        """Calls by engine."""
+        self._spread = spread
+        self._away: set[int] = set()
+        """Samples that run on another engine than the lease's."""
+        self._moved: set[int] = set()
         self._timeout_s = timeout_s
         self._limit = 0
 
     @property
     def running(self) -> int:
-        """Samples that hold a slot of the engine."""
-        return self._calls.running
+        """Samples that hold a slot of the lease's engine: those that are unfinished there, as far as is known."""
+        return len(set(self.progress.unfinished) - self._away - self._home.ended_early)
 
     async def run(self) -> bool:
         """True when all samples are finished, False when `stop` or a quarantine came first.
@@ -56,8 +71,12 @@ class SingleTurn:
             if sample.turns or sample.prompt_ids is not None:
                 # The work of a rollout function, which this worker does not have.
                 self.progress.start_anew(i, "another_function")
-        await self._calls.wait_for_weights()
-        await self._go_on(self.progress.unfinished)
+        await self._home.wait_for_weights(self.progress.unfinished)
+        at_home, elsewhere, other = self._begin(self.progress.unfinished)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._go_on(at_home, self._home))
+            if elsewhere:
+                group.create_task(self._go_on(elsewhere, other))
         unfinished = self.progress.unfinished
         given_up = self._attempts.given_up
         if unfinished and given_up.keys() >= set(unfinished):
@@ -65,40 +84,100 @@ class SingleTurn:
         return not unfinished
 
     async def stop(self) -> None:
-        """End the engine's requests; `run` returns with what they have. Raises EngineError."""
-        await self._calls.stop()
+        """End the engines' requests; `run` returns with what they have. Raises EngineError."""
+        ends = await asyncio.gather(*(calls.stop() for calls in self._all_calls.values()), return_exceptions=True)
+        for error in ends:
+            if error is not None:
+                raise error
 
-    async def _go_on(self, indices: list[int]) -> None:
+    def _begin(self, indices: list[int]) -> tuple[list[int], list[int], EngineCalls]:
+        """Samples that begin or go on here, those that begin elsewhere, and the calls for these."""
+        new = [i for i in indices if not len(self.progress.samples[i])]
+        if self._spread is None or len(new) < 2:
+            return indices, [], self._home
+        slot = self._spread.elsewhere(self.progress, self._slot, self._requests(new))
+        if slot is None:
+            return indices, [], self._home
+        away = new[len(new) - len(new) // 2 :]
+        self._take_away(away, slot)
+        self._spread.moved(self.progress, self._slot, slot, len(away))
+        return [i for i in indices if i not in away], away, self._all_calls[slot]
+
+    def _take_away(self, indices: Iterable[int], slot: EngineSlot) -> None:
+        """Have these samples run on another engine; they stay there, or come home."""
+        if slot not in self._all_calls:
+            self._all_calls[slot] = EngineCalls(self.progress, slot, self._attempts, on_freed=self._on_freed)
+        self._moved.update(indices)
+        self._away.update(indices)
+        self._on_freed()
+
+    async def _go_on(self, indices: list[int], calls: EngineCalls) -> None:
         """Generate these samples together until each is finished or given up, or the turn has ended."""
-        calls = self._calls
         deadline = time.monotonic() + self._timeout_s
         failed: dict[int, Exception] = {}
         empty_calls = 0
-        while not (failed or calls.ended) and (requests := self._requests(indices)):
+        while not failed and (requests := self._requests(indices)):
+            calls = await self._calls_that_may(calls, [request.sample_index for request in requests])
+            if calls.ended:
+                break
             before = self.progress.tokens_of(indices)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 late = calls.failure(f"{len(requests)} samples were not finished in {self._timeout_s:g} s")
                 failed = {request.sample_index: late for request in requests}
                 break
-            failed = await calls.make(requests, left_s)
-            empty_calls = empty_calls + 1 if self.progress.tokens_of(indices) == before else 0
+            failed, target = await self._call(calls, requests, left_s)
+            empty_calls = empty_calls + 1 if self.progress.tokens_of(indices) == before and target is None else 0
             if empty_calls == EMPTY_CALLS:
                 why = f"{empty_calls} engine calls in a row were aborted without a token"
                 failed = {request.sample_index: calls.failure(why) for request in requests}
-        if failed and not calls.ended:
+            if target is not None:
+                calls = self._all_calls[target]
+        if failed and not self._home.ended:
             calls.say(failed)
             rest = [i for i in indices if i not in failed and self.progress.samples[i].finish is None]
+            self._away.difference_update(failed)
             async with asyncio.TaskGroup() as group:
                 for index, error in failed.items():
-                    group.create_task(self._try_again(index, error, final=empty_calls == EMPTY_CALLS))
+                    group.create_task(self._try_again(index, error, calls, final=empty_calls == EMPTY_CALLS))
                 if rest:
-                    group.create_task(self._go_on(rest))
+                    group.create_task(self._go_on(rest, calls))
 
-    async def _try_again(self, index: int, error: Exception, *, final: bool) -> None:
-        """Go on alone with a sample that has failed, if it may be."""
-        if await self._calls.may_try_again(index, error, final=final):
-            await self._go_on([index])
+    async def _call(
+        self, calls: EngineCalls, requests: list[SampleRequest], left_s: float
+    ) -> tuple[dict[int, Exception], EngineSlot | None]:
+        """Make one engine call; the samples that failed, and the engine on which the others are to go on, if moved."""
+        if self._spread is None:
+            return await calls.make(requests, left_s), None
+        is_guest = calls is not self._home
+        may_move = not (is_guest or self._moved.intersection(request.sample_index for request in requests))
+        part = Part(self.progress, calls.slot, requests, is_guest=is_guest, may_move=may_move)
+        with self._spread.under_way(part):
+            failed = await calls.make(requests, left_s, on_end=part.ended)
+        open_now = set(self.progress.unfinished) - failed.keys()
+        left = [request.sample_index for request in requests if request.sample_index in open_now]
+        if part.target is None or not left or self._home.ended:
+            return failed, None
+        self._take_away(left, part.target)
+        self._spread.moved(self.progress, calls.slot, part.target, len(left))
+        return failed, part.target
+
+    async def _calls_that_may(self, calls: EngineCalls, indices: list[int]) -> EngineCalls:
+        """The calls that go on with these samples: at home where they cannot on the other engine, any more."""
+        slot, newest = calls.slot, self.progress.newest_of(indices)
+        can = not calls.ended and slot.leasable and (newest is None or slot.loaded >= newest)
+        if calls is self._home or can:
+            return calls
+        self._away.difference_update(indices)
+        await self._home.wait_for_weights(indices)
+        return self._home
+
+    async def _try_again(self, index: int, error: Exception, calls: EngineCalls, *, final: bool) -> None:
+        """Go on alone and at home with a sample that has failed in `calls`, if it may be."""
+        if await self._home.may_try_again(index, error, final=final):
+            if calls is not self._home:
+                await self._home.wait_for_weights([index])
+            await self._go_on([index], self._home)
 
     def _requests(self, indices: list[int]) -> list[SampleRequest]:
         """A request for each of these samples that goes on; one that has reached its limit is finished here."""

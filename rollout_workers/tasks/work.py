@@ -26,6 +26,7 @@ from rollout_workers.generation.attempts import Attempts
 from rollout_workers.generation.prompts import Prompts
 from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.generation.sampling import request_of
+from rollout_workers.generation.spread import Spread
 from rollout_workers.rewards import Scorer
 from rollout_workers.service.pusher import Pusher
 from rollout_workers.slots.slot import EngineSlot
@@ -72,6 +73,8 @@ class Tools:
     max_sample_attempts: int
     rollout: Rollout | None = None
     """Rollout function that makes the samples; None: they are single turns of the model."""
+    spread: Spread | None = None
+    """Spread of groups over the worker's engines; None: a group stays where its lease is."""
 
 
 class Work:
@@ -254,7 +257,12 @@ class Work:
         tools = self._tools
         if tools.rollout is None:
             return SingleTurn(
-                progress, self._slot, attempts, timeout_s=tools.generate_timeout_s, on_freed=self._on_freed
+                progress,
+                self._slot,
+                attempts,
+                timeout_s=tools.generate_timeout_s,
+                on_freed=self._on_freed,
+                spread=tools.spread if self.pinned is None else None,
             )
         return Episodes(
             progress,

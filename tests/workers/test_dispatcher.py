@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from rollout_buffer.v1 import tasks_pb2
@@ -48,7 +49,7 @@ async def test_leases_that_come_in_the_moment_of_the_stop_go_back() -> None:
     service: Any = StoppingService()
     keeper = LeaseKeeper("e0", service)
     # None of it is worked on, so the tools for it are not needed.
-    tools: Any = None
+    tools: Any = SimpleNamespace(spread=None)
     service.dispatcher = Dispatcher(slot, service, keeper, tools, concurrency=2, outstanding=4, lease_wait_s=10.0)
     await asyncio.wait_for(service.dispatcher.run(), 10)
     assert service.asked == ["r1", "r1"], "the same request, which grants the same"

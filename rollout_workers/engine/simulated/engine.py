@@ -44,6 +44,8 @@ class SimulatedEngineOptions:
 
     tokens_per_s: float = 200.0
     """Decoding speed of one slot."""
+    crowding: float = 0.0
+    """Share of the time of a token by which each further sample that decodes lengthens it for all; 0: none does."""
     slots: int = 32
     """Samples decoded at once; further ones wait their turn."""
     prefill_tokens_per_s: float = math.inf
@@ -352,11 +354,13 @@ class SimulatedEngine:
             prefill_left_s=len(request.input_ids) / self.options.prefill_tokens_per_s,
         )
         self._decoding[request.rid] = sample
+        self._crowd_changed()
         self.on_decoding(1)
         try:
             await self._decode(sample)
         finally:
             del self._decoding[request.rid]
+            self._crowd_changed()
             self.on_decoding(-1)
             self._slots.release()
             self._some_ended.set()
@@ -367,10 +371,15 @@ class SimulatedEngine:
             return unusable(request, "a fault was injected")
         return sample.result()
 
+    def _crowd_changed(self) -> None:
+        """Have all samples go on at the speed that there is now."""
+        if self.options.crowding:
+            for sample in self._decoding.values():
+                sample.wake.set()
+
     async def _decode(self, sample: Decoding) -> None:
         """Let time pass until the answer is complete or aborted, and book the tokens of every stretch of it."""
-        rate = self.options.tokens_per_s
-        into_next_token_s = 0.0
+        into_next_token = 0.0
         while not (sample.complete or sample.aborted):
             sample.wake.clear()
             if self._halted:
@@ -381,12 +390,13 @@ class SimulatedEngine:
                 continue
             label = self._weights.label
             started_s = self._clock.now_s()
-            left_s = (len(sample.answer.tokens) - sample.done) / rate - into_next_token_s
+            rate = self.options.tokens_per_s / (1 + self.options.crowding * (len(self._decoding) - 1))
+            left_s = (len(sample.answer.tokens) - sample.done - into_next_token) / rate
             await self._sleep_unless(sample.wake, sample.prefill_left_s + left_s)
             passed_s = self._clock.now_s() - started_s
             prefilled_s = min(sample.prefill_left_s, passed_s)
             sample.prefill_left_s -= prefilled_s
-            into_next_token_s += passed_s - prefilled_s
-            count = math.floor(into_next_token_s * rate + 1e-6)
-            into_next_token_s = max(0.0, into_next_token_s - count / rate)
+            into_next_token += (passed_s - prefilled_s) * rate
+            count = math.floor(into_next_token + 1e-6)
+            into_next_token = max(0.0, into_next_token - count)
             sample.add(count, label)
