@@ -72,7 +72,7 @@ def compare(
         raise InvalidField("policy", names, "two or more, to be compared")
     if twice := {name for name in names if names.count(name) > 1}:
         raise InvalidField("policy", min(twice), "named once")
-    pace = _try(comparison, candidates[0], 1.0)
+    pace = tried(comparison, candidates[0], 1.0)
     if done is not None:
         done(1)
     others = in_processes(
@@ -87,16 +87,16 @@ def compare(
 def _matched(comparison: Comparison, pace: float, candidate: Candidate) -> Trial:
     """The candidate with the least capacity, from the workload's on, that keeps the pace."""
     most = pace * (1 + TOLERANCE)
-    trial = _try(comparison, candidate, 1.0)
+    trial = tried(comparison, candidate, 1.0)
     if trial.period <= most:
         return trial
-    best = _try(comparison, candidate, MOST_ENGINES)
+    best = tried(comparison, candidate, MOST_ENGINES)
     if best.period > most:
         return replace(trial, keeps_pace=False)
     low, high = 1.0, MOST_ENGINES
     for _ in range(_BISECTIONS):
         middle = (low * high) ** 0.5
-        trial = _try(comparison, candidate, middle)
+        trial = tried(comparison, candidate, middle)
         if trial.period <= most:
             best, high = trial, middle
         else:
@@ -104,7 +104,8 @@ def _matched(comparison: Comparison, pace: float, candidate: Candidate) -> Trial
     return best
 
 
-def _try(comparison: Comparison, candidate: Candidate, engines: float) -> Trial:
+def tried(comparison: Comparison, candidate: Candidate, engines: float) -> Trial:
+    """The trial of a candidate with so many times the workload's engines. Raises what `compare` raises."""
     workload = comparison.workload
     slots = max(1, round(workload.concurrency * engines))
     engines = slots / workload.concurrency

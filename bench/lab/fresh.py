@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.live_loop.loop import Measured, run
+from bench.live_loop.real import windows
 from bench.live_loop.setting import Setting
 from bench.tables import put, table, write_rows
 from buffer_cli.staleness.lab import candidate
@@ -50,9 +51,11 @@ class Live:
     """True for loops so slow that all runs of such settings go at the same time; others take turns."""
 
 
-def _slow(preset: str, load_s: float, steps: int) -> Live:
-    setting = Setting(name=f"`{preset}`, reload {load_s:g} s", preset=preset, rho=1.0, load_s=load_s, tokens_per_s=6.0)
-    return Live(setting, steps=steps, at_once=True)
+def _slow(preset: str, load_s: float, steps: int, tokens_per_s: float = 9.0) -> Live:
+    name = f"`{preset}`, reload {load_s:g} s"
+    return Live(
+        Setting(name=name, preset=preset, rho=1.0, load_s=load_s, tokens_per_s=tokens_per_s), steps=steps, at_once=True
+    )
 
 
 LIVE = (
@@ -60,11 +63,17 @@ LIVE = (
         Live(Setting(name=f"`{preset}`, reload 0.05 s", preset=preset, rho=1.0, load_s=0.05, tokens_per_s=120.0))
         for preset in ("queue_drop(1)", "areal(1)", "one_step_off")
     ),
-    _slow("queue_drop(1)", 2.0, 10),
-    _slow("areal(1)", 2.0, 10),
-    _slow("areal(1)", 15.0, 6),
+    _slow("queue_drop(1)", 2.0, 10, tokens_per_s=6.0),
+    _slow("areal(1)", 2.0, 10, tokens_per_s=6.0),
+    _slow("one_step_off", 2.0, 10),
+    _slow("areal(1)", 15.0, 6, tokens_per_s=6.0),
+    _slow("one_step_off", 15.0, 6),
 )
-"""Periods of about 1 s, 20 s and 35 s."""
+"""Periods of 1 to 2 s, of 20 to 45 s, and of about 40 to 60 s."""
+
+
+REAL = ("queue_drop(1)", "one_step_off")
+REAL_STEPS, REAL_TURNS = 8, (OFF, ON, ON, OFF, OFF, ON)
 
 
 def simulations(steps: int) -> list[tuple[str, float, float, list[Simulation]]]:
@@ -156,14 +165,33 @@ def _live(known: list[dict[str, Any]], minutes: float) -> list[dict[str, Any]]:
                 print(run["setting"]["name"], run["setting"]["fields"], run["seed"], measured, flush=True)
     done = [rows[key] for _, run in runs if (key := json.dumps(run)) in rows]
     print(f"{len(done)} of {len(runs)} live runs are done")
-    put("fresh_live", table(_LIVE_HEAD, [line for live in LIVE if (line := _live_line(live, done))]))
     return done
+
+
+def _real(sglang_python: Path, only: str) -> list[dict[str, Any]]:
+    """Windows of runs on real engines, as rows of live runs: the pairs that follow each other share a seed."""
+    rows = []
+    for preset in REAL:
+        if only not in preset:
+            continue
+        with tempfile.TemporaryDirectory(prefix="rollout-buffer-real-") as directory:
+            turns = [{"fresh_start_ms": limit_ms} for limit_ms in REAL_TURNS]
+            found = windows(preset, turns, Path(directory), sglang_python=sglang_python, steps=REAL_STEPS)
+        for number, (fields, measured) in enumerate(zip(turns, found, strict=True)):
+            setting = {"name": _real_name(preset), "fields": fields}
+            rows.append({"setting": setting, "seed": number // 2, "measured": measured})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _real_name(preset: str) -> str:
+    return f"`{preset}`, two SGLang engines"
 
 
 def _run(piece: tuple[Live, dict[str, Any]]) -> Measured:
     live, asked = piece
     with tempfile.TemporaryDirectory(prefix="rollout-buffer-live-") as directory:
-        warmup = max(3, live.steps // 6)
+        warmup = max(2, live.steps // 6)
         return run(Setting(**asked["setting"]), Path(directory), steps=live.steps, warmup=warmup, seed=asked["seed"])
 
 
@@ -173,11 +201,16 @@ _LIVE_HEAD = (
 )
 
 
-def _live_line(live: Live, rows: list[dict[str, Any]]) -> tuple[object, ...] | None:
+def _live_lines(rows: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    named = [(live.setting.name, live.steps) for live in LIVE] + [(_real_name(preset), REAL_STEPS) for preset in REAL]
+    return [line for name, steps in named if (line := _live_line(name, steps, rows))]
+
+
+def _live_line(name: str, steps: int, rows: list[dict[str, Any]]) -> tuple[object, ...] | None:
     """Line of the setting's runs that have both sides."""
     of_limit: dict[int, dict[int, dict[str, Any]]] = {OFF: {}, ON: {}}
     for row in rows:
-        if row["setting"]["name"] == live.setting.name:
+        if row["setting"]["name"] == name:
             of_limit[row["setting"]["fields"]["fresh_start_ms"]][row["seed"]] = row["measured"]
     pairs = [(of_limit[OFF][seed], of_limit[ON][seed]) for seed in of_limit[OFF].keys() & of_limit[ON].keys()]
     if not pairs:
@@ -185,7 +218,7 @@ def _live_line(live: Live, rows: list[dict[str, Any]]) -> tuple[object, ...] | N
     periods = [on["period_s"] / off["period_s"] - 1 for off, on in pairs]
     spread = f" ± {statistics.stdev(periods):.1%}" if len(periods) > 1 else ""
     return (
-        live.setting.name,
+        name,
         f"{statistics.mean(off['publish_lag_s'] / off['period_s'] for off, _ in pairs):.2f}",
         *(
             _change([(off[name], on[name]) for off, on in pairs], form)
@@ -197,7 +230,7 @@ def _live_line(live: Live, rows: list[dict[str, Any]]) -> tuple[object, ...] | N
             )
         ),
         f"{statistics.mean(periods):+.1%}{spread}".replace("-", "−"),
-        f"{len(pairs)} of {live.steps} steps",
+        f"{len(pairs)} of {steps} steps",
     )
 
 
@@ -210,13 +243,23 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=inf, help="begin no live run after so many; a later call goes on"
     )
+    parser.add_argument(
+        "--sglang", type=Path, metavar="PYTHON", help="live on two real engines instead, with SGLang of it"
+    )
+    parser.add_argument("--only", metavar="PRESET", default="", help="of those real ones only this")
     options = parser.parse_args()
     written = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
     if options.live:
         written["live"] = _live(written.get("live", []), options.minutes)
+    elif options.sglang:
+        found = _real(options.sglang, options.only)
+        named = {row["setting"]["name"] for row in found}
+        written["real"] = [row for row in written.get("real", []) if row["setting"]["name"] not in named] + found
     else:
         written |= {"steps": options.steps, "simulated": _simulated(options.steps, options.processes)}
     write_rows(_RESULTS, written)
+    if lines := _live_lines(written.get("live", []) + written.get("real", [])):
+        put("fresh_live", table(_LIVE_HEAD, lines))
     print(f"written to {_RESULTS}")
     return 0
 

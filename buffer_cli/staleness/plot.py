@@ -1,6 +1,6 @@
 """Pictures of plans and simulations. They need matplotlib, and neither a display nor its global state."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from buffer_service.simulator import SimulationResult
 from buffer_wire.errors import InvalidField
 from rollout_lab import planner
 from rollout_lab.comparison import Trial
+from rollout_lab.frontier import Point, beaten_by
 from rollout_lab.planner import Choice, Setting
 
 if TYPE_CHECKING:
@@ -91,13 +92,50 @@ def plot_trials(trials: Sequence[Trial], title: str, path: Path) -> None:
     _save(figure, path)
 
 
-def _figure() -> "Figure":
+def plot_frontiers(settings: Mapping[str, Sequence[Point]], path: Path) -> None:
+    """Staleness over throughput of the same policies in each setting, by number; large those that none beats there."""
+    figure = _figure(12.0, 8.0)
+    keys, *rows = figure.subfigures(1, 2, width_ratios=(1, 3.2))
+    panels = rows[0].subplots(2, (len(settings) + 1) // 2, squeeze=False).flat
+    colours = None
+    for axes, (setting, points) in zip(panels, settings.items(), strict=False):
+        for kept in (False, True):
+            shown = [point for point in points if (not beaten_by(point, points)) == kept]
+            colours = axes.scatter(
+                [point.throughput for point in shown],
+                [point.staleness for point in shown],
+                c=[100 * abs(point.bias) for point in shown],
+                s=130 if kept else 20,
+                cmap="YlOrRd",
+                vmin=0,
+                vmax=30,
+                edgecolors="black",
+                linewidths=1.0 if kept else 0.3,
+            )
+        for number, point in enumerate(points, 1):
+            at = (point.throughput, point.staleness)
+            axes.annotate(str(number), at, xytext=(5, 3), textcoords="offset points", fontsize=6)
+        axes.set_title(setting, fontsize=9)
+        axes.set_xlabel("throughput, share of the ideal", fontsize=8)
+        axes.set_ylabel("staleness, versions", fontsize=8)
+    if colours is not None:
+        rows[0].colorbar(colours, ax=rows[0].axes, label="length bias, %")
+    names = [
+        f"{number + 1:2} {same[0].name}{' ×' if beaten else ''}"
+        for number, same in enumerate(zip(*settings.values(), strict=True))
+        for beaten in [all(beaten_by(points[number], points) for points in settings.values())]
+    ]
+    keys.text(0.02, 0.98, "\n".join([*names, "", "× beaten in each of these settings"]), fontsize=6.5, va="top")
+    _save(figure, path)
+
+
+def _figure(width: float = 7.0, height: float = 4.2) -> "Figure":
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise InvalidField("--plot", "a picture", "drawn only with matplotlib: install rollout-buffer[lab]") from error
-    figure = Figure(figsize=(7.0, 4.2), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
