@@ -68,21 +68,25 @@ class Quantities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Mean staleness by the closed form, in versions."""
+    """Mean staleness, in versions: by a simulation of the run, or by the closed form."""
 
     form: str = ""
-    """Name of the closed form, in words."""
+    """Name of the closed form, in words: how the policy is taken."""
     pre_queue: float | None = None
     in_queue: float | None = None
     staleness: float | None = None
     period_ratio: float | None = None
     """Train period over the ideal one; under admission a lower bound."""
     rough: bool = False
-    """True near balance, where the closed forms are rough and only the simulator predicts."""
+    """True near balance, where the closed forms are rough and only the simulator predicts, as long as it has not."""
     tolerance: float | None = None
     """Largest difference between predicted and measured mean that needs no explanation."""
     notes: tuple[str, ...] = ()
-    """Parts of the policy that the closed form leaves out."""
+    """Parts of the policy that are left out."""
+    simulated: bool = False
+    """True where the simulator predicts, False where the closed form does."""
+    pending: bool = False
+    """True while a simulation of the run as it is now is under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """`rollout-buffer status`: the state of a run, for people or as JSON."""
 
+import time
+
 import typer
 from rich.console import Console
 
@@ -9,11 +11,16 @@ from buffer_cli.output import print_json
 from buffer_cli.status import watch as watching
 from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.summary import print_run
+from buffer_service.domain.ops import RunView
 from buffer_wire.estimate import Estimate
 from buffer_wire.messages import value_of
+from rollout_buffer.v1 import runs_pb2
 
 INTERVAL_S = 2.0
 """Seconds between two looks of a watch, where nothing else is said."""
+
+SIMULATED_S, ASK_AGAIN_S = 3.0, 0.2
+"""Time that a single look waits for the simulation of the run, and from one question to the next."""
 
 
 def show(
@@ -29,12 +36,22 @@ def show(
             return None
         if watch:
             return watching.watch(calls, run_ids[0], interval_s or INTERVAL_S, as_json=as_json)
-        run, view = read(calls, run_ids[0])
+        run, view = _simulated(calls, run_ids[0])
     if as_json:
         print_json(as_values(run, view))
     else:
         print_run(Console(highlight=False), view, value_of(Estimate, run.estimate))
     return None
+
+
+def _simulated(calls: Calls, run_id: str) -> tuple[runs_pb2.Run, RunView]:
+    """Read a run, again while the service simulates it; it answers what it has meanwhile."""
+    deadline = time.monotonic() + SIMULATED_S
+    run, view = read(calls, run_id)
+    while run.estimate.predicted.pending and time.monotonic() < deadline:
+        time.sleep(ASK_AGAIN_S)
+        run, view = read(calls, run_id)
+    return run, view
 
 
 def _choose(address: str, run_ids: list[str], *, as_json: bool) -> None:

@@ -66,7 +66,7 @@ def _versions(estimate: Estimate) -> Table:
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     known, predicted = estimate.quantities, estimate.predicted
     if predicted.form:
-        yield "closed form", "; ".join((predicted.form, *predicted.notes))
+        yield "simulated" if predicted.simulated else "closed form", "; ".join((predicted.form, *predicted.notes))
     throughput = _known(
         ("engines decode {} tokens/s", known.rollout_tokens_per_s, ",.0f"),
         ("the trainer trains {} while it works", known.train_tokens_per_s, ",.0f"),

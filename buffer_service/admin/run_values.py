@@ -8,8 +8,8 @@ from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.observability.diagnosis import Situation, waits_on
-from buffer_service.observability.estimate import estimate
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
+from buffer_service.observability.forecasts import FORECASTS
 from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
 from buffer_service.observability.relaying import relaying
 
@@ -46,7 +46,7 @@ def whole(view: RunView, evaluations: Sequence[EvaluationView]) -> dict[str, Any
         "filter_starves": starved(view),
         "waits_on": waits_on(Situation.of(view)),
         "relayed": relaying(view),
-        "estimate": asdict(estimate(view)),
+        "estimate": asdict(FORECASTS.estimate(view)),
         "evaluations": [asdict(evaluation) for evaluation in evaluations],
     }
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from buffer_service.domain.policy import OverflowAction, RunPolicy
+from buffer_service.domain.policy import UNSET, OverflowAction, RunPolicy
 from buffer_service.simulator.groups import SimulatedGroup
 from buffer_service.simulator.queue import Queue
 from buffer_wire.errors import InvalidField
@@ -51,14 +51,23 @@ class Buffer(Protocol):
 DROPS: Mapping[OverflowAction, Callable[[Queue], SimulatedGroup] | None] = {
     OverflowAction.BLOCK: None,
     OverflowAction.DROP_OLDEST: Queue.oldest,
+    OverflowAction.REJECT: None,
 }
-"""Overflow actions that are simulated, and the group that each drops; None: the push waits in line."""
+"""Overflow actions that are simulated, and the group that each drops.
+
+None: the push waits in line. A rejected one is tried again, which is taken to be at once and in order.
+"""
 
 
 def refuse_what_is_not_simulated(policy: RunPolicy) -> None:
     """Raise InvalidField for what the simulation has no answer to."""
+    held = policy.max_inflight_groups > 0 or policy.reserve_queue_space or policy.max_lookahead != UNSET
     only = {
         "overflow_action": (" or ".join(DROPS), policy.overflow_action in DROPS),
+        "max_inflight_groups": (
+            "set where pushes are rejected",
+            held or policy.overflow_action is not OverflowAction.REJECT,
+        ),
         "cancel_stale_leases": ("false", not policy.cancel_stale_leases),
         "environments": ("none", not policy.environments),
         "batch_tokens": ("0", policy.batch_tokens == 0),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.simulator.buffer import Buffer, refuse_what_is_not_simulated
 from buffer_service.simulator.compact_buffer import CompactBuffer
 from buffer_service.simulator.groups import SimulatedGroup
@@ -54,7 +54,7 @@ class _Run:
         self._trace = trace
         self._buffer = buffer
         self._blocked = 0
-        """Pushes that wait in line; their workers ask for no more leases meanwhile."""
+        """Pushes that wait for room. Their workers ask for no more leases meanwhile, but where pushes are rejected."""
         rollout_time = workload.rollout_time(policy.batch_groups, simulation.seed)
         self._ideal_period = workload.ideal_period(policy.batch_groups, simulation.seed)
         self._measures = Measures()
@@ -90,7 +90,8 @@ class _Run:
 
     def _lease(self, group: SimulatedGroup) -> bool:
         waits_for_load = self._loads_first and self._loaded_at < inf
-        leased = not self._blocked and not waits_for_load and self._buffer.lease(group)
+        held_back = self._blocked and self._simulation.policy.overflow_action is not OverflowAction.REJECT
+        leased = not held_back and not waits_for_load and self._buffer.lease(group)
         self._tell("leased" if leased else "refused", group, group.incarnation)
         return leased
 
@@ -155,8 +156,8 @@ class _Run:
             self._trace(kind, group.number, step)
 
     def _moment(self) -> Moment:
-        slots, trainer = self._slots, self._trainer
-        return Moment(slots.wall(), trainer.idle_time, slots.now, slots.idle_time, self._buffer.losses())
+        slots, losses = self._slots, self._buffer.losses()
+        return Moment(slots.wall(), self._trainer.idle_time, slots.now, slots.idle_time, slots.busy_time, losses)
 
     def _measured(self) -> SimulationResult:
         simulation, now = self._simulation, self._moment()
@@ -186,6 +187,10 @@ class _Run:
             trainer_idle_share=(now.trainer_idle - begun.trainer_idle) / (now.wall - begun.wall),
             slot_idle_share=(now.slots_idle - begun.slots_idle)
             / (workload.concurrency * (now.slot_time - begun.slot_time)),
+            mean_concurrency=(
+                workload.concurrency * (now.slot_time - begun.slot_time) - (now.slots_idle - begun.slots_idle)
+            )
+            / (now.slots_busy - begun.slots_busy),
             steps=simulation.steps,
             warmup=simulation.warmup,
             seed=simulation.seed,

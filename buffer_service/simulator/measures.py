@@ -16,6 +16,8 @@ class Moment:
     slot_time: float
     slots_idle: float
     """Summed over the slots."""
+    slots_busy: float
+    """Slot time in which any slot decodes."""
     losses: Losses
 
 

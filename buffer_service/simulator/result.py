@@ -32,6 +32,8 @@ class SimulationResult:
     """Tokens of dropped and recycled groups over all that were generated."""
     trainer_idle_share: float
     slot_idle_share: float
+    mean_concurrency: float
+    """Responses that decode at once, while any does."""
     steps: int
     """Measured train steps, after the warm-up."""
     warmup: int

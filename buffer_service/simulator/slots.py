@@ -30,7 +30,7 @@ class Slots:
         self._pause = workload.reload_pause
         self._ends: list[tuple[float, int, SimulatedGroup]] = []
         self._tickets = 0
-        self._idle = workload.concurrency
+        self._concurrency = self._idle = workload.concurrency
         self._current: SimulatedGroup | None = None
         self._next: _Drawn | None = None
         self._started = 0
@@ -47,6 +47,8 @@ class Slots:
         """∫ version dt up to slot time t is version * t - this."""
         self.idle_time = 0.0
         """Slots times token times in which they were idle."""
+        self.busy_time = 0.0
+        """Slot time in which any slot decoded."""
 
     def __len__(self) -> int:
         """Responses in slots."""
@@ -120,7 +122,9 @@ class Slots:
             self._paused_until = pause_ends
 
     def _pass(self, now: float) -> None:
-        self.idle_time += self._idle * (now - self.now)
+        passed = now - self.now
+        self.idle_time += self._idle * passed
+        self.busy_time += passed if self._idle < self._concurrency else 0.0
         self.now = now
 
     def _begin(self) -> SimulatedGroup | None:

@@ -96,7 +96,7 @@ def test_a_gate_bounds_what_is_predicted_and_only_by_the_head() -> None:
 def test_near_balance_it_is_said_to_be_rough(rho: float, rough: bool) -> None:
     found = estimate(make_loop(rho=rho)).predicted
     assert found.rough is rough
-    assert any("simulates there" in note for note in found.notes) is rough
+    assert any("closed form is rough" in note for note in found.notes) is rough
 
 
 def test_what_rejects_has_no_closed_form_when_training_is_the_bottleneck() -> None:

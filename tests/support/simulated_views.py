@@ -1,13 +1,14 @@
 """Views of runs that were simulated: what the service would have counted of them.
 
-Times are token times, taken for milliseconds. Engines are busy whenever a slot of theirs is; here all slots are one
-engine's, and the share of time in which any slot decodes is taken to be 1 unless told otherwise.
+Times are token times, taken for milliseconds. An engine is busy whenever a slot of its is, pauses for loads included;
+here all slots are one engine's.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
+from buffer_service.rules.totals import RELOAD_PHASES
 from buffer_service.simulator import Simulation, SimulationResult, simulate
 from tests.support.views import make_engines, make_view, make_window
 
@@ -21,7 +22,12 @@ def simulated_view(simulation: Simulation, **fields: Any) -> tuple[ops.RunView, 
     window_ms = steps * rollout_ms * max(1.0, work.rho) * result.train_period_ratio
     groups = steps * policy.batch_groups
     tokens = groups * work.group_size * result.trained_mean_length
-    decoding = window_ms * work.concurrency * (1 - result.slot_idle_share)
+    period_ms = window_ms / steps * policy.batches_per_publish
+    load_ms = work.publish_lag + work.reload_pause
+    loads = round(window_ms / max(period_ms, load_ms))
+    slot_ms = window_ms - loads * work.reload_pause
+    decoding = slot_ms * work.concurrency * (1 - result.slot_idle_share)
+    busy_ms = decoding / result.mean_concurrency * window_ms / slot_ms
     sampled = round(decoding / result.sampled_mean_length / work.group_size)
     publishes = steps // policy.batches_per_publish
     grown = {
@@ -39,11 +45,13 @@ def simulated_view(simulation: Simulation, **fields: Any) -> tuple[ops.RunView, 
         "in_queue_staleness_sum": round(result.iqs * groups),
         "token_staleness_milli_sum": round(result.token_staleness * 1000 * tokens),
         "decoded_tokens": round(decoding),
-        "decode_busy_ms": round(window_ms),
-        "decode_request_ms": round(decoding),
+        "decode_busy_ms": round(busy_ms),
+        "decode_request_ms": round(busy_ms * result.mean_concurrency),
         "trainer_busy_ms": round(window_ms * (1 - result.trainer_idle_share)),
         "trainer_wait_ms": round(window_ms * result.trainer_idle_share),
     }
     window = make_window(publishes=publishes, seconds=window_ms / 1000, grown=grown)
-    view = make_view(policy, window=window, engines=make_engines(1), world_size=1)
+    of_phase = {"wait": work.publish_lag, "load": work.reload_pause}
+    reloads = [number for phase in RELOAD_PHASES for number in (loads, round(loads * of_phase.get(phase, 0.0)))]
+    view = make_view(policy, window=window, engines=make_engines(1), world_size=1, reload_counters=reloads)
     return replace(view, **fields), result

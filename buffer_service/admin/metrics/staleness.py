@@ -7,7 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from buffer_service.domain.ops import RunView
-from buffer_service.observability.estimate import Estimate, estimate
+from buffer_service.observability.estimate import Estimate
+from buffer_service.observability.forecasts import FORECASTS
 from buffer_service.rules.totals import STALENESS_BOUNDS
 from buffer_wire.estimate import Bias
 
@@ -86,7 +87,7 @@ class StalenessCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
         """Yield the metric families of staleness."""
-        estimates = [(view.run_id, estimate(view)) for view in self._views]
+        estimates = [(view.run_id, FORECASTS.estimate(view)) for view in self._views]
         for kind in ("measured", "predicted"):
             yield self._staleness(kind, estimates)
         for name, (text, value) in _GAUGES.items():
@@ -101,7 +102,11 @@ class StalenessCollector(Collector):
         yield from self._sums()
 
     def _staleness(self, kind: str, estimates: Sequence[tuple[str, Estimate]]) -> GaugeMetricFamily:
-        source = "assembled groups of the window" if kind == "measured" else "a group by the closed form"
+        source = (
+            "assembled groups of the window"
+            if kind == "measured"
+            else "a group by a simulation of the run, or the closed form"
+        )
         family = GaugeMetricFamily(
             f"rollout_buffer_staleness_{kind}_versions",
             f"Mean staleness of {source}, by part; their sum is the staleness of the head.",

@@ -31,7 +31,8 @@ export function showStaleness(run) {
     means("measured", measured, count(measured.worst)),
     ...environments.map((one) => means(`${one.environment || "(none)"}, so far`, one, "")),
   ]);
-  const notes = predicted.form === "" ? "" : `closed form: ${[predicted.form, ...predicted.notes].join("; ")}`;
+  const by = predicted.simulated ? "simulated" : "closed form";
+  const notes = predicted.form === "" ? "" : `${by}: ${[predicted.form, ...predicted.notes].join("; ")}`;
   setText(byId("staleness-form"), notes);
   showQuantities(estimate);
 }

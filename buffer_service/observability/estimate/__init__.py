@@ -1,11 +1,15 @@
 """Estimate of a live run's staleness: what it is, what the closed form predicts, and what to change.
 
-Pure: from a view of the run to an `Estimate`. Before MIN_PUBLISHES nothing is predicted and no verdict given.
+Pure: from a view of the run to an `Estimate`. Before MIN_PUBLISHES nothing is predicted and no verdict given. Who
+simulates, is handed in: it may take its time.
 """
+
+from collections.abc import Callable
 
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.estimate.advice import advice
 from buffer_service.observability.estimate.bias import bias
+from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_service.observability.estimate.measured import measured
 from buffer_service.observability.estimate.prediction import Setting, predicted, setting_of
 from buffer_service.observability.estimate.quantities import (
@@ -15,18 +19,28 @@ from buffer_service.observability.estimate.quantities import (
     quantities,
     uneven,
 )
+from buffer_service.observability.estimate.simulated import Question, question
 from buffer_service.observability.estimate.verdict import publishes_nothing, verdict
 from buffer_wire.estimate import Estimate, Predicted, Quantities, Unknown
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "Play", "estimate"]
+
+Play = Callable[[str, Question], tuple[Prediction | None, bool]]
+"""The simulation of a run, by its id: what is known of it, and whether a newer answer is under way."""
 
 
-def estimate(view: RunView) -> Estimate:
+def _plays_nothing(_run_id: str, _asked: Question) -> tuple[Prediction | None, bool]:
+    return None, False
+
+
+def estimate(view: RunView, play: Play = _plays_nothing) -> Estimate:
     """Estimate of a run's staleness, with all that can be told of it."""
     known, unknown = quantities(view)
     window, seen, compared = view.window, measured(view), bias(view)
     setting = _setting(view, known)
-    forecast = predicted(view, known, setting)
+    asked = question(view, known, setting) if setting else None
+    simulation, pending = play(view.run_id, asked) if asked else (None, False)
+    forecast = predicted(view, known, setting, simulation, pending=pending)
     if forecast.staleness is None:
         unknown = (*unknown, Unknown("predicted", _why_not(view, known, unknown, forecast)))
     return Estimate(

@@ -1,4 +1,4 @@
-"""The closed form that fits a run's policy, fed with what was measured.
+"""The closed form that fits a run's policy, fed with what was measured, and the prediction by it or a simulation.
 
 Its assumptions affect a live run. The forms take C slots that are always taken and a speed v = R/C that does not depend
 on them. Where pushes wait or admission holds groups back, slots stand empty while their engine decodes others. C and R,
@@ -25,6 +25,10 @@ HIDDEN_BELOW = 1.1
 TOLERANCE = 0.3
 """Versions that a live mean may differ from the closed form, and less than that share of it."""
 RELATIVE_TOLERANCE = 0.2
+
+SIMULATED_TOLERANCE = 0.2
+"""Versions that it may differ from the simulation, and less than that share of it."""
+RELATIVE_SIMULATED_TOLERANCE = 0.1
 
 IN_FLIGHT_HOLDS = 1.25
 """Times the groups that C requests take, up to which max_inflight_groups may be what holds C."""
@@ -177,8 +181,10 @@ def predict(setting: Setting) -> Prediction:
     return replace(plain, pqs=pqs, iqs=iqs)
 
 
-def tolerance(setting: Setting, prediction: Prediction) -> float:
-    """Tolerance for a live mean, in versions. Near balance IQS lies anywhere between its two branches."""
+def tolerance(setting: Setting, prediction: Prediction, *, simulated: bool = False) -> float:
+    """Tolerance for a live mean, in versions. Near balance that of the form is between its branches."""
+    if simulated:
+        return max(SIMULATED_TOLERANCE, RELATIVE_SIMULATED_TOLERANCE * prediction.staleness)
     usual = max(TOLERANCE, RELATIVE_TOLERANCE * prediction.staleness)
     if not closed_forms.is_rough(setting.rho):
         return usual
@@ -187,39 +193,56 @@ def tolerance(setting: Setting, prediction: Prediction) -> float:
     return max(2 * usual, max(sides) - min(sides))
 
 
-def predicted(view: RunView, known: Quantities, setting: Setting | None) -> Predicted:
-    """The prediction beside what its form leaves out."""
+def predicted(
+    view: RunView, known: Quantities, setting: Setting | None, simulation: Prediction | None, *, pending: bool
+) -> Predicted:
+    """The prediction beside what it leaves out: by a simulation where there is one, else by the closed form."""
     policy = view.policy
     if setting is None:
         return Predicted()
-    if policy.overflow_action == OverflowAction.REJECT and setting.lookahead is None and setting.rho > 1:
-        return Predicted(notes=("overflow_action reject has no closed form above ρ = 1",))
-    prediction = predict(setting)
+    simulated = simulation is not None
+    unbounded = policy.overflow_action == OverflowAction.REJECT and setting.lookahead is None and setting.rho > 1
+    if unbounded and not simulated:
+        return Predicted(notes=("overflow_action reject has no closed form above ρ = 1",), pending=pending)
+    prediction = predict(setting) if simulation is None else _in_versions(setting, simulation)
     return Predicted(
         form=setting.form,
         pre_queue=prediction.pqs,
         in_queue=prediction.iqs,
         staleness=prediction.staleness,
         period_ratio=prediction.train_period_ratio,
-        rough=closed_forms.is_rough(setting.rho),
-        tolerance=tolerance(setting, prediction),
-        notes=tuple(_notes(policy, known, setting, prediction)),
+        rough=not simulated and closed_forms.is_rough(setting.rho),
+        tolerance=tolerance(setting, prediction, simulated=simulated),
+        notes=tuple(_notes(policy, known, setting, prediction, simulated=simulated)),
+        simulated=simulated,
+        pending=pending,
     )
 
 
-def _notes(policy: RunPolicy, known: Quantities, setting: Setting, prediction: Prediction) -> list[str]:
+def _in_versions(setting: Setting, simulation: Prediction) -> Prediction:
+    scale = setting.versions_per_publish
+    return replace(simulation, pqs=simulation.pqs * scale, iqs=simulation.iqs * scale)
+
+
+def _notes(
+    policy: RunPolicy, known: Quantities, setting: Setting, prediction: Prediction, *, simulated: bool
+) -> list[str]:
     notes = []
-    if closed_forms.is_rough(setting.rho):
-        notes.append("between ρ 0.8 and 1.2 the closed form is rough; `rollout-buffer plan` simulates there")
+    if simulated:
+        left_out = [name for name in ("cancel_stale_leases", "environments") if getattr(policy, name)]
+        if left_out:
+            notes.append(f"simulated without {' and '.join(left_out)}")
+    elif closed_forms.is_rough(setting.rho):
+        notes.append("between ρ 0.8 and 1.2 the closed form is rough")
     if setting.gate is not None and setting.lookahead is None and prediction.staleness >= setting.gate:
         action = _GATES[policy.stale_action]
         biased = "" if policy.stale_action is StaleAction.WAIT else ", and so prefers short responses"
         notes.append(f"the gate {action} what is staler than {setting.gate}{biased}")
-    elif policy.max_staleness != UNSET and setting.gate is None:
+    elif policy.max_staleness != UNSET and setting.gate is None and not simulated:
         notes.append(f"the gate is left out, as it goes by the {policy.staleness_measure} version")
     if setting.hides_rho:
         notes.append("the trainer hardly waits, so the run is taken for train-bound: engines wait for room")
-    if policy.order in {Order.PRIORITY, Order.STALEST_FIRST} and setting.rho > 1:
+    if policy.order in {Order.PRIORITY, Order.STALEST_FIRST} and setting.rho > 1 and not simulated:
         notes.append(f"order {policy.order} is taken for fifo")
     if known.pass_share < 1:
         notes.append(f"R and C are those of the {known.pass_share:.0%} of the recent groups that pass the filter")

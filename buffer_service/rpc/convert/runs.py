@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from buffer_service.domain import ops
-from buffer_service.observability.estimate import estimate
+from buffer_service.observability.forecasts import FORECASTS
 from buffer_service.observability.ledgers import balanced, tasks_balanced
 from buffer_service.rpc.convert.policies import policy, to_policy
 from buffer_service.rpc.convert.weights import to_report
@@ -29,7 +29,7 @@ def to_run(view: ops.RunView) -> pb.Run:
         tasks=pb.TaskLedger(**{name: view.tasks.get(name, 0) for name in _TASKS}, balanced=tasks_balanced(view)),
         statistics=pb.RunStatistics(**view.statistics),
         engines=[to_report(report) for report in view.engines],
-        estimate=message_of(pb.RunEstimate, estimate(view)),
+        estimate=message_of(pb.RunEstimate, FORECASTS.estimate(view)),
     )
 
 

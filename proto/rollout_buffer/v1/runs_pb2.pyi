@@ -1064,7 +1064,7 @@ class RunEstimate(google.protobuf.message.Message):
 
     @property
     def predicted(self) -> Global___PredictedStaleness:
-        """Mean staleness by the closed form that fits the policy."""
+        """Mean staleness by a simulation of the run, or by the closed form that fits the policy."""
 
     @property
     def measured(self) -> Global___MeasuredStaleness:
@@ -1290,8 +1290,10 @@ class PredictedStaleness(google.protobuf.message.Message):
     ROUGH_FIELD_NUMBER: builtins.int
     TOLERANCE_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    SIMULATED_FIELD_NUMBER: builtins.int
+    PENDING_FIELD_NUMBER: builtins.int
     form: builtins.str
-    """Closed form, in words; empty where there is none."""
+    """How the policy is taken, in words; empty where nothing is predicted."""
     pre_queue: builtins.float
     """Versions published while a group is generated."""
     in_queue: builtins.float
@@ -1304,9 +1306,13 @@ class PredictedStaleness(google.protobuf.message.Message):
     """Near balance: only the simulator predicts there."""
     tolerance: builtins.float
     """Deviation that the measured mean may have."""
+    simulated: builtins.bool
+    """The numbers are those of a simulation; else they are the closed form's."""
+    pending: builtins.bool
+    """A simulation of the run as it is now is under way: ask again."""
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Parts of the policy that the form leaves out."""
+        """Parts of the policy that are left out."""
 
     def __init__(
         self,
@@ -1319,9 +1325,11 @@ class PredictedStaleness(google.protobuf.message.Message):
         rough: builtins.bool = ...,
         tolerance: builtins.float | None = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        simulated: builtins.bool = ...,
+        pending: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_in_queue", b"_in_queue", "_period_ratio", b"_period_ratio", "_pre_queue", b"_pre_queue", "_staleness", b"_staleness", "_tolerance", b"_tolerance", "in_queue", b"in_queue", "period_ratio", b"period_ratio", "pre_queue", b"pre_queue", "staleness", b"staleness", "tolerance", b"tolerance"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_in_queue", b"_in_queue", "_period_ratio", b"_period_ratio", "_pre_queue", b"_pre_queue", "_staleness", b"_staleness", "_tolerance", b"_tolerance", "form", b"form", "in_queue", b"in_queue", "notes", b"notes", "period_ratio", b"period_ratio", "pre_queue", b"pre_queue", "rough", b"rough", "staleness", b"staleness", "tolerance", b"tolerance"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_in_queue", b"_in_queue", "_period_ratio", b"_period_ratio", "_pre_queue", b"_pre_queue", "_staleness", b"_staleness", "_tolerance", b"_tolerance", "form", b"form", "in_queue", b"in_queue", "notes", b"notes", "pending", b"pending", "period_ratio", b"period_ratio", "pre_queue", b"pre_queue", "rough", b"rough", "simulated", b"simulated", "staleness", b"staleness", "tolerance", b"tolerance"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_in_queue", b"_in_queue"]) -> typing.Literal["in_queue"] | None: ...
     @typing.overload
