@@ -21,6 +21,18 @@ class WeightFile:
     name: str
     size_bytes: int
     sha256: bytes
+    patches: tuple["WeightPatch", ...] = ()
+    """Patches that make this file of older ones, at most 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPatch:
+    """Patch, itself a file `name`, that makes a WeightFile of the one whose SHA-256 is `base_sha256`."""
+
+    name: str
+    size_bytes: int
+    sha256: bytes
+    base_sha256: bytes
 
 
 @dataclass(frozen=True, slots=True)

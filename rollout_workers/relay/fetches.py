@@ -15,7 +15,7 @@ from typing import BinaryIO
 import aiohttp
 import structlog
 
-from buffer_wire.connection.weights import path_of
+from buffer_wire.weights.door import path_of
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
 from rollout_workers.relay.disk import Disk

@@ -3,7 +3,7 @@
 import structlog
 from aiohttp import web
 
-from buffer_wire.connection.weights import digest_in
+from buffer_wire.weights.door import digest_in
 from rollout_workers.relay.disk import Disk
 from rollout_workers.relay.fetches import Fetch, Fetches, NoRoom, NotThere, NoUpstream
 from rollout_workers.relay.options import RelayOptions

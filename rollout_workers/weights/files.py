@@ -22,13 +22,14 @@ def check_manifest(label: str, manifest: weights_pb2.FilesManifest) -> None:
         raise WeightsInvalid(label, "manifest", f"{len(manifest.files)} files; it must be 1 to {MAX_FILES}")
     seen: set[str] = set()
     for file in manifest.files:
-        if not is_file_name(file.name):
-            raise WeightsInvalid(label, repr(file.name), "the name must be a relative path without '..'")
-        if file.name in seen:
-            raise WeightsInvalid(label, file.name, "named twice")
-        seen.add(file.name)
-        if len(file.sha256) != 32:
-            raise WeightsInvalid(label, file.name, f"sha256 has {len(file.sha256)} bytes; it must be 32")
+        for named in (file, *file.patches):
+            if not is_file_name(named.name):
+                raise WeightsInvalid(label, repr(named.name), "the name must be a relative path without '..'")
+            if named.name in seen:
+                raise WeightsInvalid(label, named.name, "named twice")
+            seen.add(named.name)
+            if len(named.sha256) != 32:
+                raise WeightsInvalid(label, named.name, f"sha256 has {len(named.sha256)} bytes; it must be 32")
 
 
 def source_directory(label: str, base_url: str) -> Path | None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from buffer_wire.connection.access import WEIGHTS, Access, stays_here
-from buffer_wire.connection.weights import CHALLENGE, WeightsDoor
 from buffer_wire.errors import InvalidField
+from buffer_wire.weights.door import CHALLENGE, WeightsDoor
 from rollout_workers.options import WorkerOptions
 
 if TYPE_CHECKING:

@@ -154,11 +154,21 @@ def test_counters_of_engines_travel_into_the_runs_statistics(rpc: Rpc) -> None:
 # ── manifests ────────────────────────────────────────────────────────────────
 
 
+def patched(**fields: object) -> weights_pb2.WeightManifest:
+    """Files of which the first has a patch."""
+    patch = weights_pb2.WeightPatch(name="a.patch", sha256=bytes(32), base_sha256=bytes(32))
+    patch.MergeFrom(weights_pb2.WeightPatch(**fields))  # type: ignore[arg-type]
+    found = weights_pb2.WeightManifest(files=FILES)
+    found.files.files[0].patches.append(patch)
+    return found
+
+
 @pytest.mark.parametrize(
     "given",
     [
         collective(),
         collective(fallback=FILES),
+        patched(size_bytes=7),
         weights_pb2.WeightManifest(tensors=weights_pb2.TensorsManifest(files=FILES)),
         weights_pb2.WeightManifest(
             tensors=weights_pb2.TensorsManifest(
@@ -172,7 +182,7 @@ def test_counters_of_engines_travel_into_the_runs_statistics(rpc: Rpc) -> None:
             )
         ),
     ],
-    ids=["collective", "fallback", "tensors", "tensors and their index"],
+    ids=["collective", "fallback", "patches", "tensors", "tensors and their index"],
 )
 def test_a_manifest_of_every_kind_is_watched_as_it_was_published(rpc: Rpc, given: weights_pb2.WeightManifest) -> None:
     run = rpc.create()
@@ -207,6 +217,10 @@ def bad_files(name: str) -> weights_pb2.FilesManifest:
             "manifest.tensors.files.files",
         ),
         (weights_pb2.WeightManifest(tensors=weights_pb2.TensorsManifest()), "manifest.tensors.files.base_url"),
+        (patched(name="../a"), "manifest.files.files[0].patches[0].name"),
+        (patched(name=FILES.files[0].name), "manifest.files.files[0].patches[0].name"),
+        (patched(sha256=b"x"), "manifest.files.files[0].patches[0].sha256"),
+        (patched(base_sha256=b"x"), "manifest.files.files[0].patches[0].base_sha256"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

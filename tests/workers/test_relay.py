@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from buffer_wire.connection.access import Access
-from buffer_wire.connection.weights import WeightsDoor
+from buffer_wire.weights.door import WeightsDoor
 from rollout_workers.errors import WeightsUnavailable
 from tests.security.certificates import Authority
 from tests.workers.relaying import V1, manifest_of, relay, until, upstream, worker

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from buffer_wire.connection.weights import WeightsDoor
+    from buffer_wire.weights.door import WeightsDoor
     from trainer_client.publish.collective.publisher import CollectivePublisher
     from trainer_client.publish.files import FilesPublisher
     from trainer_client.publish.ranks import PublishFailed
@@ -29,7 +29,7 @@ _HOMES = {
     "PublishFailed": "trainer_client.publish.ranks",
     "ShardedWeights": "trainer_client.publish.sharded",
     "TensorsPublisher": "trainer_client.publish.tensors",
-    "WeightsDoor": "buffer_wire.connection.weights",
+    "WeightsDoor": "buffer_wire.weights.door",
 }
 
 if not TYPE_CHECKING:  # A type checker would take every name for one that there is.

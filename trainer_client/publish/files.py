@@ -5,7 +5,7 @@ so that writing the same weights again finds it. Files that a manifest names exi
 (`retention`). A killed process leaves nothing behind but a temporary directory, which the next one removes. One root
 per run. Layout:
 
-    root/v00000012-e2-0a1b2c3d4e5f/…    the files
+    root/v00000012-e2-0a1b2c3d4e5f/…    the files, and the patches that make them of older ones
     root/v00000012-e2-0a1b2c3d4e5f.json facts for retention and the server
     root/.port                          port on which they were served, if they were
 """
@@ -16,16 +16,17 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast
 
-from buffer_wire.connection.weights import WeightsDoor, digest_in
 from buffer_wire.errors import InvalidField
-from trainer_client.manifest import FilesManifest, Manifest, WeightFile, files_of
+from buffer_wire.weights.door import WeightsDoor, digest_in
+from trainer_client.manifest import FilesManifest, Manifest, WeightFile, WeightPatch, files_of
 from trainer_client.publish.http import FileServer, ServedFile
+from trainer_client.publish.patches import MAX_PATCHES, with_patches
 from trainer_client.publish.publication import Publication, Save, WeightSource
 from trainer_client.publish.retention import Kept, expendable
 from trainer_client.publish.saving import save_tensors
@@ -52,6 +53,34 @@ class _Record:
     committed_steps: int | None
     files: tuple[tuple[str, int, str], ...]
     """Files, each with name, size in bytes, and SHA-256 in hexadecimal."""
+    patches: tuple[tuple[str, str, int, str, str], ...] = ()
+    """Patches, each with the name of its file, its own name, size, SHA-256, and that of the file it is applied to."""
+
+    @classmethod
+    def of(cls, term: int, version: int, order: int, files: Sequence[WeightFile]) -> Self:
+        """The record of a version that is not published yet."""
+        listed = tuple((file.name, file.size_bytes, file.sha256.hex()) for file in files)
+        patches = tuple(
+            (file.name, patch.name, patch.size_bytes, patch.sha256.hex(), patch.base_sha256.hex())
+            for file in files
+            for patch in file.patches
+        )
+        return cls(term, version, order, None, listed, patches)
+
+    def listed(self) -> tuple[WeightFile, ...]:
+        """Files of the manifest."""
+        patches: dict[str, list[WeightPatch]] = {}
+        for file, name, size, sha256, base in self.patches:
+            patches.setdefault(file, []).append(WeightPatch(name, size, bytes.fromhex(sha256), bytes.fromhex(base)))
+        return tuple(
+            WeightFile(name, size, bytes.fromhex(sha256), tuple(patches.get(name, ())))
+            for name, size, sha256 in self.files
+        )
+
+    def served(self) -> Iterator[tuple[str, int, str]]:
+        """Names, sizes and SHA-256 of all that may be served."""
+        yield from self.files
+        yield from ((name, size, sha256) for _, name, size, sha256, _ in self.patches)
 
 
 class FilesPublisher:
@@ -64,9 +93,11 @@ class FilesPublisher:
 
     Of "http" alone: `door` is the token that readers need and the certificate, by default those of the environment;
     without a token, all who reach the port may read. `mirrors`: base URLs of relays, which workers ask first.
+    `patches`: number of newest versions, at most 4, of which a new one is made by patches as well as whole. A worker
+    that has one of them fetches only what differs; each costs the publish a pass over both versions.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options of one mechanism
         self,
         root: Path | str,
         *,
@@ -77,11 +108,16 @@ class FilesPublisher:
         advertised_host: str | None = None,
         door: WeightsDoor | None = None,
         mirrors: Sequence[str] = (),
+        patches: int = 0,
     ) -> None:
         if keep < 1:
             raise InvalidField("keep", keep, "at least 1")
         if serve not in ("path", "http"):
             raise InvalidField("serve", serve, "'path' or 'http'")
+        most_patches = min(keep, MAX_PATCHES) if serve == "http" else 0
+        if not 0 <= patches <= most_patches:
+            raise InvalidField("patches", patches, f"0 to {most_patches}, with serve={serve!r} and keep={keep}")
+        self._patches = patches
         self.root = Path(root).resolve()
         self.root.mkdir(parents=True, exist_ok=True)
         self._keep = keep
@@ -159,7 +195,7 @@ class FilesPublisher:
             on_disk = ", ".join(map(str, sorted(set(self.versions)))) or "none"
             raise InvalidField("version", version, f"one whose files are still in {self.root}: {on_disk}")
         name, record = max(found, key=lambda entry: entry[1].order)
-        files = tuple(WeightFile(path, size, bytes.fromhex(sha256)) for path, size, sha256 in record.files)
+        files = record.listed()
         for file in files:
             if not (self.root / name / file.name).is_file():
                 raise InvalidField(
@@ -196,6 +232,7 @@ class FilesPublisher:
             files = files_of(temporary)
             name = f"v{version:08d}-e{term}-{_digest(files)}"
             if name not in self._records:
+                files = with_patches(temporary, files, self._newest(self._patches))
                 # Of a write that failed after it was put there, or was killed: nobody was told of it.
                 shutil.rmtree(self.root / name, ignore_errors=True)
                 temporary.chmod(0o755)
@@ -204,9 +241,13 @@ class FilesPublisher:
             shutil.rmtree(temporary, ignore_errors=True)
         if name not in self._records:
             self._order += 1
-            listed = tuple((file.name, file.size_bytes, file.sha256.hex()) for file in files)
-            self._save(name, _Record(term, version, self._order, None, listed))
-        return FilesManifest(f"{self._base_url}/{name}", files, self._mirrors)
+            self._save(name, _Record.of(term, version, self._order, files))
+        return FilesManifest(f"{self._base_url}/{name}", self._records[name].listed(), self._mirrors)
+
+    def _newest(self, count: int) -> list[tuple[Path, dict[str, str]]]:
+        """The `count` newest versions: directories, and the SHA-256 of their files by name."""
+        newest = sorted(self._records.items(), key=lambda entry: -entry[1].order)[:count]
+        return [(self.root / name, {path: sha256 for path, _, sha256 in record.files}) for name, record in newest]
 
     def publish(
         self,
@@ -270,13 +311,13 @@ class FilesPublisher:
         digest = digest_in(path)
         if digest is not None:
             for name, record in reversed([*self._records.items()]):
-                for listed, size_bytes, sha256 in record.files:
+                for listed, size_bytes, sha256 in record.served():
                     if sha256 == digest:
                         return ServedFile(self.root / name / listed, size_bytes, sha256)
             return None
         name, _, file_name = path.partition("/")
         found = self._records.get(name)
-        for listed, size_bytes, sha256 in found.files if found is not None else ():
+        for listed, size_bytes, sha256 in found.served() if found is not None else ():
             if listed == file_name:
                 return ServedFile(self.root / name / listed, size_bytes, sha256)
         return None
@@ -302,7 +343,8 @@ def _read_records(root: Path) -> dict[str, _Record]:
             shutil.rmtree(directory)
             continue
         stored = json.loads(sidecar.read_text())
-        stored["files"] = tuple((name, size, sha256) for name, size, sha256 in stored["files"])
+        for listed in ("files", "patches"):
+            stored[listed] = tuple(map(tuple, stored.get(listed, ())))
         records[directory.name] = _Record(**stored)
     for sidecar in root.glob("v*-e*.json"):
         if sidecar.stem not in records:

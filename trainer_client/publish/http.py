@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from buffer_wire.connection.weights import CHALLENGE, WeightsDoor
+from buffer_wire.weights.door import CHALLENGE, WeightsDoor
 
 logger = logging.getLogger("trainer_client")
 

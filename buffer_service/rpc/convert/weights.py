@@ -76,16 +76,31 @@ def _files(files: pb.FilesManifest, at: str) -> None:
             raise InvalidField(f"{at}.mirrors[{i}]", mirror, "http:// or https://")
         fields.line(mirror, f"{at}.mirrors[{i}]", 1, 256)
     fields.count(files.files, f"{at}.files", 1, 4_096)
-    for i, file in enumerate(files.files):
-        if not limits.is_file_name(file.name):
-            raise InvalidField(
-                f"{at}.files[{i}].name",
-                file.name,
-                'a relative path of at most 256 characters without "..", "\\" and control characters',
-            )
-        if len(file.sha256) != 32:
-            raise InvalidField(f"{at}.files[{i}].sha256", f"{len(file.sha256)} bytes", "32 bytes")
     fields.unique((file.name for file in files.files), f"{at}.files")
+    names = {file.name for file in files.files}
+    for i, file in enumerate(files.files):
+        _name(file.name, f"{at}.files[{i}].name")
+        _digest(file.sha256, f"{at}.files[{i}].sha256")
+        fields.count(file.patches, f"{at}.files[{i}].patches", 0, 4)
+        for k, patch in enumerate(file.patches):
+            _name(patch.name, f"{at}.files[{i}].patches[{k}].name")
+            if patch.name in names:
+                raise InvalidField(f"{at}.files[{i}].patches[{k}].name", patch.name, "a name that nothing else has")
+            names.add(patch.name)
+            _digest(patch.sha256, f"{at}.files[{i}].patches[{k}].sha256")
+            _digest(patch.base_sha256, f"{at}.files[{i}].patches[{k}].base_sha256")
+
+
+def _name(name: str, at: str) -> None:
+    if not limits.is_file_name(name):
+        raise InvalidField(
+            at, name, 'a relative path of at most 256 characters without "..", "\\" and control characters'
+        )
+
+
+def _digest(sha256: bytes, at: str) -> None:
+    if len(sha256) != 32:
+        raise InvalidField(at, f"{len(sha256)} bytes", "32 bytes")
 
 
 def _check_tensor_files(files: pb.FilesManifest) -> None:

@@ -137,22 +137,60 @@ class WeightFile(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     SHA256_FIELD_NUMBER: builtins.int
+    PATCHES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Relative path without "." and ".." as parts, backslashes and control characters, at most 256 characters."""
     size_bytes: builtins.int
     """Length in bytes."""
     sha256: builtins.bytes
     """SHA-256 of the content, 32 bytes."""
+    @property
+    def patches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WeightPatch]:
+        """Patches, each of which makes this file of another one, at most 4. A worker that has none of their bases, or that
+        knows no patches, fetches the file.
+        """
+
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         size_bytes: builtins.int = ...,
         sha256: builtins.bytes = ...,
+        patches: collections.abc.Iterable[Global___WeightPatch] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "patches", b"patches", "sha256", b"sha256", "size_bytes", b"size_bytes"]) -> None: ...
 
 Global___WeightFile: typing_extensions.TypeAlias = WeightFile
+
+@typing.final
+class WeightPatch(google.protobuf.message.Message):
+    """What is to be changed in an older file. docs/weights.md has the format."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    BASE_SHA256_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name below base_url, by the rules of a file's name."""
+    size_bytes: builtins.int
+    """Length in bytes."""
+    sha256: builtins.bytes
+    """SHA-256 of the patch, 32 bytes."""
+    base_sha256: builtins.bytes
+    """SHA-256 of the file that it is applied to, 32 bytes."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        size_bytes: builtins.int = ...,
+        sha256: builtins.bytes = ...,
+        base_sha256: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base_sha256", b"base_sha256", "name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes"]) -> None: ...
+
+Global___WeightPatch: typing_extensions.TypeAlias = WeightPatch
 
 @typing.final
 class FilesManifest(google.protobuf.message.Message):

@@ -13,9 +13,8 @@ from rollout_workers.errors import WeightsUnavailable
 from rollout_workers.weights.files import check_content, hash_into
 
 
-def take_file(label: str, source: Path, file: weights_pb2.WeightFile, target: Path) -> None:
+def take_file(label: str, origin: Path, file: weights_pb2.WeightFile, target: Path) -> None:
     """Link or copy one file and check what lies at `target`. Blocking. Raises WeightsInvalid, WeightsUnavailable."""
-    origin = source / file.name
     state = hashlib.sha256()
     target.unlink(missing_ok=True)
     try:

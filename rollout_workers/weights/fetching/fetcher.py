@@ -6,6 +6,7 @@ the manifest's digest: a version of another content never meets it. Several work
 brings a version for all, and what any of them loads or uses is pinned.
 
 Mirrors are asked before the publisher. One that fails is no end: peers of the run that have the version are asked too.
+What the versions that are here give is not fetched: files that are the same, and bases that a patch changes.
 """
 
 import asyncio
@@ -14,15 +15,17 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import structlog
 
+from buffer_wire.weights.patch import PatchInvalid
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers.errors import WeightsUnavailable
+from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
 from rollout_workers.versions import Version
 from rollout_workers.weights.fetching.copy import take_file
+from rollout_workers.weights.fetching.earlier import EarlierVersions
 from rollout_workers.weights.fetching.peers import NoPeers, Peers
 from rollout_workers.weights.fetching.pins import Pin, remove_unpinned
 from rollout_workers.weights.fetching.turn import LOCK, there, turn
@@ -34,7 +37,7 @@ from rollout_workers.weights.transfer.sources import Sources
 
 _ABANDONED_S = 3_600.0
 _PATIENCE = 0.5
-"""Share of the time that is left for which another worker is waited for: the rest has to do without it."""
+"""Share of the time that is left for which another worker, or a patch, is waited for: the rest does without it."""
 _PARTIAL = ".part-"
 MOST_SAID = 512
 """Most characters that are said of where a version came from."""
@@ -69,8 +72,7 @@ class WeightFetcher:
         """Pinned directories that engines use, by engine_id."""
         self._fetched: dict[str, Pin] = {}
         """Pinned directories that were fetched for engines that have not loaded them yet, by engine_id."""
-        self._complete: dict[str, tuple[Path, frozenset[str]]] = {}
-        """Directories that this process has verified, by label, with the names in their manifests."""
+        self._earlier = EarlierVersions()
 
     async def fetch(
         self, version: Version, manifest: weights_pb2.FilesManifest, *, deadline_s: float, engine_id: str | None = None
@@ -92,7 +94,7 @@ class WeightFetcher:
                     pin.release()
                 else:
                     _exchange(self._fetched, engine_id, pin)
-                self._complete[label] = directory, frozenset(file.name for file in manifest.files)
+                self._earlier.note(label, directory, manifest)
         except TimeoutError:
             raise WeightsUnavailable(label, manifest.base_url, f"not complete within {deadline_s:g} s") from None
         except OSError as error:
@@ -112,10 +114,8 @@ class WeightFetcher:
         self._retain()
 
     def find(self, label: str, name: str) -> Path | None:
-        """A file of a complete version; None when there is no such version or file."""
-        directory, names = self._complete.get(label, (self._root, frozenset[str]()))
-        path = directory / name
-        return path if name in names and path.is_file() else None
+        """A file of a complete version, or a patch of it; None when there is no such version or file."""
+        return self._earlier.find(label, name)
 
     async def close(self) -> None:
         """Close connections; nothing is kept for any engine any more."""
@@ -156,12 +156,10 @@ class WeightFetcher:
             source = source_directory(label, manifest.base_url)
             mirrors = list(dict.fromkeys((*self._mirrors, *manifest.mirrors)))
             came: Counter[str] = Counter()
+            spared = 0
             began = time.monotonic()
-            for file in manifest.files:
-                target = partial / file.name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if source is not None and await self._taken(version, source, file, target):
-                    continue
+
+            async def download(file: weights_pb2.WeightFile, until: float) -> None:
                 sources = Sources(
                     file.name,
                     file.sha256,
@@ -171,21 +169,60 @@ class WeightFetcher:
                     mirrors=mirrors,
                     prefer_peers=self._prefer_peers,
                 )
-                download = Download(label, sources, file, target, self._client)
-                await download.run(deadline_at)
-                for url, size in download.received.items():
+                run = Download(label, sources, file, partial / file.name, self._client)
+                await run.run(until)
+                for url, size in run.received.items():
                     came[origin(url)] += size
-            self._note(label, mirrors, came, time.monotonic() - began)
+
+            for file in manifest.files:
+                target = partial / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if source is not None and await self._taken(version, source, file, target):
+                    continue
+                if await asyncio.to_thread(self._earlier.take_same, label, file, target):
+                    spared += file.size_bytes
+                elif (patched := await self._patched(label, file, partial, download, deadline_at)) is not None:
+                    spared += file.size_bytes - patched
+                else:
+                    await download(file, deadline_at)
+            self._note(label, mirrors, came, spared, time.monotonic() - began)
             with contextlib.suppress(FileExistsError):
                 # Another worker of this host may have been faster: its directory is as good.
                 self._rename(partial, directory)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
+    async def _patched(
+        self,
+        label: str,
+        file: weights_pb2.WeightFile,
+        partial: Path,
+        download: Callable[[weights_pb2.WeightFile, float], Awaitable[None]],
+        deadline_at: float,
+    ) -> int | None:
+        """Make a file of a patch and of what is here; returns the patch's size, None where that cannot be done."""
+        patch = self._earlier.smallest(file)
+        if patch is None:
+            return None
+        whole = weights_pb2.WeightFile(name=patch.name, size_bytes=patch.size_bytes, sha256=patch.sha256)
+        left_s = deadline_at - time.monotonic()
+        try:
+            await download(whole, deadline_at - left_s * _PATIENCE)
+            paths = partial / patch.name, partial / file.name
+            await asyncio.to_thread(self._earlier.patch, label, file, patch, *paths)
+        except (WeightsUnavailable, WeightsInvalid, PatchInvalid, OSError) as error:
+            _log.warning(
+                "a patch cannot be used; the file is fetched", file=file.name, patch=patch.name, why=str(error)
+            )
+            for path in (partial / patch.name, partial / file.name):
+                path.unlink(missing_ok=True)
+            return None
+        return patch.size_bytes
+
     async def _taken(self, version: Version, source: Path, file: weights_pb2.WeightFile, target: Path) -> bool:
         """Take a file from a directory; False when it is not there and peers have the version."""
         try:
-            await asyncio.to_thread(take_file, version.label, source, file, target)
+            await asyncio.to_thread(take_file, version.label, source / file.name, file, target)
         except WeightsUnavailable:
             if not await self._peers.with_version(version):
                 raise
@@ -201,15 +238,17 @@ class WeightFetcher:
                 raise
             raise FileExistsError(str(directory)) from None
 
-    def _note(self, label: str, mirrors: Sequence[str], came: Counter[str], seconds: float) -> None:
-        """Log where a version came from, and why from there."""
-        if not came:
+    def _note(self, label: str, mirrors: Sequence[str], came: Counter[str], spared: int, seconds: float) -> None:
+        """Log where a version came from, why from there, and what was `spared` of its bytes."""
+        if not came and not spared:
             return
-        shares = ", ".join(f"{url} {size / 1e6:.1f} MB" for url, size in came.most_common())
+        shares = ", ".join(f"{url} {size / 1e6:.1f} MB" for url, size in came.most_common()) or "what was here"
         rate = f"{came.total() / 1e6 / max(seconds, 1e-6):.1f} MB/s"
         why = {"mirrors": self._client.rates.describe(mirrors)} if mirrors else {}
+        if spared:
+            why["spared"] = f"{spared / 1e6:.1f} MB were made of earlier versions"
         _log.info("weights fetched", version=label, came_from=shares, rate=rate, **why)
-        self.came_from = f"{shares} at {rate}" + (f" ({why['mirrors']})" if why else "")
+        self.came_from = f"{shares} at {rate}" + (f" ({'; '.join(why.values())})" if why else "")
         self.came_from = self.came_from[:MOST_SAID]
 
     def _retain(self) -> None:

@@ -11,7 +11,7 @@ import aiohttp
 
 from buffer_wire.connection.access import WEIGHTS, Access, TokenSource, stays_here
 from buffer_wire.connection.tls_files import TlsFiles, TlsMaterial
-from buffer_wire.connection.weights import bearer
+from buffer_wire.weights.door import bearer
 from rollout_workers.weights.transfer.rates import Rates
 from rollout_workers.weights.transfer.throttle import Throttle
 

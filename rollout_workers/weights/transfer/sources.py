@@ -8,7 +8,7 @@ bytes were in a file that turned out wrong is not asked again for this file.
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from urllib.parse import quote
 
-from buffer_wire.connection.weights import path_of
+from buffer_wire.weights.door import path_of
 from rollout_workers.weights.transfer.rates import Rates
 
 

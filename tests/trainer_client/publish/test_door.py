@@ -78,7 +78,7 @@ def test_plain_http_and_another_authority_get_nothing(publisher: FilesPublisher,
 def test_a_certificate_and_a_token_are_replaced_while_it_serves(
     publisher: FilesPublisher, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("buffer_wire.connection.weights.POLL_S", 0.0)
+    monkeypatch.setattr("buffer_wire.weights.door.POLL_S", 0.0)
     monkeypatch.setattr("buffer_wire.connection.access.POLL_S", 0.0)
     url, _ = write(publisher)
     other = Authority(tmp_path, "other")
