@@ -30,16 +30,6 @@ _LITTLE_ENDIAN = "<|=" if byteorder == "little" else "<|"
 TOKEN_IDS = "token_ids"  # noqa: S105 - a column name, not a password
 LOGPROBS = "logprobs"
 LOSS_MASK = "loss_mask"
-SAMPLING_MASK = "sampling_mask"
-
-ENGINE_COLUMNS = (SAMPLING_MASK,)
-"""Columns that a task can ask the engine for."""
-
-
-def counts_of(name: str) -> str:
-    """The column beside an engine's ragged one: the number of its rows that belong to each token."""
-    return f"{name}_counts"
-
 
 NUMPY_DTYPES: Mapping[int, np.dtype[np.generic]] = {
     pb.D_TYPE_UINT8: np.dtype("<u1"),

@@ -30,7 +30,7 @@ from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.types import FinishReason
 from rollout_workers.errors import EpisodeFull, PromptRefused
 from rollout_workers.generation.engine_calls import EMPTY_CALLS, EngineCalls
-from rollout_workers.generation.given import check_name, joined, returned
+from rollout_workers.generation.given import both, check_name, returned
 from rollout_workers.generation.prompts import Conversation, Prompts, Tokenizer, messages_of
 from rollout_workers.generation.samples import SampleProgress, TokenIds, TurnNote
 from rollout_workers.generation.sampling import request_of
@@ -269,7 +269,7 @@ class Episode:
         lengths = {"prompt": len(self.prompt_ids), "response": len(self._sample)}
         given = returned(result, **lengths)
         own = returned(self._columns, **lengths).columns
-        self._calls.progress.give(self.sample_index, joined(given.columns, own))
+        self._calls.progress.give(self.sample_index, both(given.columns, own))
         return given.reward
 
     @property

@@ -71,7 +71,8 @@ class Task(NamedFields):
     metadata: Mapping[str, object] = field(default_factory=dict)
     """Metadata for the reward function and the trainer, as JSON of at most 256 KiB; the service never reads it."""
     columns: Sequence[str] = ()
-    """Names of further columns that the engine makes and `sample.extras` holds: "sampling_mask"."""
+    """Further columns that the engine makes and `sample.extras` holds: "sampling_mask", "top_logprobs_K", "entropy",
+    "routed_experts"."""
 
     def to_wire(self) -> pb.Task:
         """Convert to the wire's Task. Raises TypeError for text in place of token ids or of a list of columns."""

@@ -9,9 +9,9 @@ from math import isfinite
 
 import numpy as np
 
+from buffer_wire import engine_columns
 from buffer_wire.errors import InvalidField
-from buffer_wire.layout import ENGINE_COLUMNS
-from rollout_workers.engine.token_rows import TokenRows
+from rollout_workers.engine.token_rows import none_of
 from rollout_workers.engine.types import RID_LENGTH, EngineInfo, GeneratedSample, SampleRequest
 
 
@@ -24,8 +24,8 @@ def check_requests(requests: Sequence[SampleRequest], info: EngineInfo) -> None:
         _check_tokens(request, info)
         _check_sampling(request)
         for name in request.columns:
-            if name not in ENGINE_COLUMNS:
-                raise InvalidField("columns", name, f"of {', '.join(ENGINE_COLUMNS)}: a newer worker may have it")
+            if not engine_columns.names_of(name):
+                raise InvalidField("columns", name, f"{engine_columns.KNOWN}: a newer worker may have it")
         if len(request.rid) != RID_LENGTH:
             raise InvalidField("rid", request.rid, f"{RID_LENGTH} characters, as new_rid() makes them")
 
@@ -82,7 +82,7 @@ def _without_tokens(
         logprobs=np.empty(0, dtype=np.float32),
         spans=(),
         finish_reason="abort",
-        columns={name: TokenRows.none_for(0) for name in request.columns},
+        columns={name: none_of(name, start=request.experts_from) for name in request.columns},
         aborted_in_queue=aborted_in_queue,
         fault=fault,
         unusable_tokens=received,

@@ -1,14 +1,20 @@
-"""TokenRows: a column whose rows belong to tokens, any number of them to each, while a sample grows.
+"""Columns that an engine makes, while a sample grows: ragged by token, of one shape by token, or of positions.
 
-Invariant: `values` holds the rows of token 0, then of token 1, and so on; `counts` says how many each has.
+Each adds up over engine calls with `+`. TokenRows and TokenValues have as many tokens as the response; PositionRows are
+about inputs, and reach at most to the token before the last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from buffer_wire import engine_columns
+
+Array: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +50,10 @@ class TokenRows:
         counts = self.counts[:tokens]
         return TokenRows(self.values[: int(counts.sum())], counts)
 
+    def and_none(self, tokens: int) -> "TokenRows":
+        """Rows of these tokens, then none of an environment's."""
+        return self + TokenRows.none_for(tokens)
+
     def holds(self, ids: npt.NDArray[np.int32]) -> bool:
         """True if token i's rows have ids[i] among them, for every i."""
         if not (self.counts > 0).all():
@@ -51,3 +61,84 @@ class TokenRows:
         found = self.values == np.repeat(ids, self.counts)
         starts = np.cumsum(self.counts) - self.counts
         return bool(np.logical_or.reduceat(found, starts).all()) if len(ids) else True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenValues:
+    """Columns with one value, or one array, for each of t tokens."""
+
+    arrays: Mapping[str, Array]
+    """Values by the column's name, each [t, …]."""
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(next(iter(self.arrays.values())))
+
+    def __add__(self, others: "TokenValues") -> "TokenValues":
+        """Values of these tokens, then of the others'."""
+        return TokenValues({name: np.concatenate([own, others.arrays[name]]) for name, own in self.arrays.items()})
+
+    def first(self, tokens: int) -> "TokenValues":
+        """Values of the first `tokens` tokens."""
+        return TokenValues({name: array[:tokens] for name, array in self.arrays.items()})
+
+    def and_none(self, tokens: int) -> "TokenValues":
+        """Values of these tokens, then zeros of an environment's."""
+        return self + TokenValues({n: np.zeros((tokens, *a.shape[1:]), a.dtype) for n, a in self.arrays.items()})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PositionRows:
+    """Rows of the inputs from position `start` on, prompt and response; that of the last token comes with what follows.
+
+    An engine that was cut off may give none: then the next call, which has all before it as its input, gives them.
+    """
+
+    start: int
+    rows: Array
+    """Rows [r, …] of positions start to start + r; of any shape without a row."""
+
+    @property
+    def end(self) -> int:
+        """Position behind the last row."""
+        return self.start + len(self.rows)
+
+    def __add__(self, others: "PositionRows") -> "PositionRows":
+        """These rows, then the others. Raises ValueError unless they begin where these end."""
+        if not len(others.rows):
+            return self
+        if others.start != self.end:
+            raise ValueError(f"rows from position {others.start} follow rows up to {self.end}")
+        return PositionRows(self.start, np.concatenate([self.rows, others.rows]) if len(self.rows) else others.rows)
+
+    def first(self, tokens: int) -> "PositionRows":
+        """Rows of no more than are inputs of the first `tokens` tokens; the next call gives what is missing."""
+        return PositionRows(self.start, self.rows[: max(tokens - 1 - self.start, 0)])
+
+    def and_none(self, tokens: int) -> "PositionRows":  # noqa: ARG002 - the same for all kinds
+        """These rows: an environment's tokens are inputs of the next call, which gives theirs."""
+        return self
+
+
+EngineColumn: TypeAlias = TokenRows | TokenValues | PositionRows
+
+
+def none_of(asked: str, *, start: int = 0) -> EngineColumn:
+    """The column of that name in Task.columns, without a token; `start` is where those of positions begin."""
+    if asked == engine_columns.ROUTED_EXPERTS:
+        return PositionRows(start, np.empty((0, 0, 0), np.uint8))
+    if asked == engine_columns.ENTROPY:
+        return TokenValues({asked: np.empty(0, np.float32)})
+    if top := engine_columns.top_of(asked):
+        return TokenValues(
+            {
+                engine_columns.TOP_LOGPROBS: np.empty((0, top), np.float32),
+                engine_columns.TOP_IDS: np.empty((0, top), np.int32),
+            }
+        )
+    return TokenRows.none_for(0)
+
+
+def joined(first: EngineColumn, second: EngineColumn) -> EngineColumn:
+    """Both, one behind the other. Raises ValueError for positions that leave a gap."""
+    return first + second  # type: ignore[operator] # of one name, and so of one kind

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rollout_workers.engine.token_rows import TokenRows
+from rollout_workers.engine.token_rows import EngineColumn
 
 RID_LENGTH = 32
 """Length of every request id, in characters. SGLang aborts by prefix, so no id may be the prefix of another."""
@@ -91,7 +91,9 @@ class SampleRequest:
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence token."""
     columns: tuple[str, ...] = ()
-    """Columns to record of every new token beside its log-probability; of layout.ENGINE_COLUMNS."""
+    """Columns to record beside log-probabilities, by the names in Task.columns."""
+    experts_from: int = 0
+    """Position of the first input whose routed experts are wanted, 0 to len(input_ids) - 1."""
     rid: str = field(default_factory=new_rid)
     """Request id, unique among live requests of the engine, RID_LENGTH characters."""
     on_end: Callable[[], None] = field(default=nobody_waits, compare=False, repr=False)
@@ -121,9 +123,10 @@ class GeneratedSample:
     spans: tuple[VersionSpan, ...]
     """Spans of weight versions, a partition of [0, t); empty if t is 0."""
     finish_reason: FinishReason
-    columns: Mapping[str, TokenRows] = field(default_factory=dict)
-    """Columns that were asked for, each of t tokens. `sampling_mask`: the token ids that could be drawn in a token's
-    place, itself among them; none where nothing was excluded."""
+    columns: Mapping[str, EngineColumn] = field(default_factory=dict)
+    """Columns that were asked for, by the names in Task.columns, of t tokens each. `sampling_mask`: the token ids that
+    could be drawn in a token's place, itself among them; none where nothing was excluded. `routed_experts`: rows of the
+    inputs from `experts_from` on, to the token before the last; of one that did not finish, perhaps fewer."""
     aborted_in_queue: bool = False
     """True if the engine gave the request up before it ran, or while it was retracted: what came back, if
     anything, may be less than what was generated."""

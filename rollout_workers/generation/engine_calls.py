@@ -7,9 +7,11 @@ engine is quarantined, nothing new is sent.
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import structlog
 
+from buffer_wire.engine_columns import ROUTED_EXPERTS
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.types import GeneratedSample, SampleRequest, nobody_waits
@@ -79,6 +81,9 @@ class EngineCalls:
             on_end(index)
             self._on_freed()
 
+        if ROUTED_EXPERTS in self.progress.task.columns:
+            samples = self.progress.samples
+            requests = [replace(one, experts_from=samples[one.sample_index].positions_known) for one in requests]
         rids = {request.rid for request in requests}
         self._rids |= rids
         try:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from buffer_wire import layout, limits
+from buffer_wire import engine_columns, layout, limits
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import groups_pb2 as pb
 
@@ -28,10 +28,14 @@ FINISH_COLUMN = "turn_finish"
 REWARD = "reward"
 """Key of the reward in a mapping."""
 
-RESERVED = frozenset(
-    {REWARD, layout.TOKEN_IDS, layout.LOGPROBS, layout.LOSS_MASK, REWARD_COLUMN, FINISH_COLUMN, *layout.ENGINE_COLUMNS}
-    | {layout.counts_of(name) for name in layout.ENGINE_COLUMNS}
-)
+RESERVED = engine_columns.ALL | {
+    REWARD,
+    layout.TOKEN_IDS,
+    layout.LOGPROBS,
+    layout.LOSS_MASK,
+    REWARD_COLUMN,
+    FINISH_COLUMN,
+}
 """Names of columns that are not for the user's functions."""
 
 _DTYPES = sorted({dtype.name for dtype in layout.NUMPY_DTYPES.values()})
@@ -160,7 +164,7 @@ def _checked(at: str, axis: int, array: layout.Array) -> Given:
     return given
 
 
-def joined(first: Columns, second: Columns) -> Columns:
+def both(first: Columns, second: Columns) -> Columns:
     """Columns that came in two ways. Raises InvalidField for a name that came in both."""
     if twice := sorted(first.keys() & second.keys()):
         raise InvalidField(f"column {twice[0]}", "given twice for a sample", "given once")

@@ -23,27 +23,31 @@ import numpy as np
 import numpy.typing as npt
 
 from buffer_wire import layout
+from buffer_wire.engine_columns import ROUTED_EXPERTS
 from buffer_wire.errors import InvalidField
+from buffer_wire.limits import MAX_MESSAGE_BYTES
 from buffer_wire.validate import check_group
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
-from rollout_workers.engine.token_rows import TokenRows
+from rollout_workers.engine.token_rows import EngineColumn, PositionRows, joined, none_of
 from rollout_workers.engine.types import FinishReason, GeneratedSample
 from rollout_workers.errors import GenerationFailed
-from rollout_workers.generation.columns import columns_of, rows_of
+from rollout_workers.generation.columns import columns_of, of_partial
 from rollout_workers.generation.given import (
     FINISH_COLUMN,
     REWARD_COLUMN,
     Columns,
+    both,
     check_alike,
     given_of_wire,
     given_to_wire,
-    joined,
 )
 from rollout_workers.versions import Version
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 Mask: TypeAlias = npt.NDArray[np.uint8]
+MOST_PARTIAL_BYTES = MAX_MESSAGE_BYTES - (2 << 20)
+"""Largest payload of a partial rollout that is handed back whole, in bytes: it travels in one message."""
 N = TypeVar("N", np.int32, np.float32, np.uint8)
 
 _WIRE_FINISH = {"stop": groups_pb2.FINISH_REASON_STOP, "length": groups_pb2.FINISH_REASON_LENGTH}
@@ -95,8 +99,8 @@ class SampleProgress:
     """Prompt of this sample's own, int32 [p]; None: the group's."""
     reward: float | None = None
     """Reward that the rollout function returned; None: the reward function is asked."""
-    columns: dict[str, TokenRows] = field(default_factory=dict)
-    """Columns that the task asks of the engine, each of t tokens."""
+    columns: dict[str, EngineColumn] = field(default_factory=dict)
+    """Columns that the task asks of the engine, by the names in Task.columns: of t tokens, or of positions."""
     given: Columns = field(default_factory=dict)
     """Columns that the rollout function gave."""
 
@@ -121,7 +125,7 @@ class SampleProgress:
             else:
                 spans.append(Span(version, base + span.start, base + span.end))
         self.spans = spans
-        self.columns = {name: rows + new.columns[name] for name, rows in self.columns.items()}
+        self.columns = {name: joined(column, new.columns[name]) for name, column in self.columns.items()}
         self.output_ids = _behind(self.output_ids, new.output_ids)
         self.logprobs = _behind(self.logprobs, new.logprobs)
         self.mask = _behind(self.mask, np.ones(len(new.output_ids), np.uint8))
@@ -134,7 +138,12 @@ class SampleProgress:
         self.output_ids = np.concatenate([self.output_ids, ids])
         self.logprobs = np.concatenate([self.logprobs, np.zeros(len(ids), np.float32)])
         self.mask = np.concatenate([self.mask, np.zeros(len(ids), np.uint8)])
-        self.columns = {name: rows + TokenRows.none_for(len(ids)) for name, rows in self.columns.items()}
+        self.columns = {name: column.and_none(len(ids)) for name, column in self.columns.items()}
+
+    @property
+    def positions_known(self) -> int:
+        """Positions of prompt and response, from the first on, for which there are rows of routed experts."""
+        return next((column.end for column in self.columns.values() if isinstance(column, PositionRows)), 0)
 
     def note_turn(self, role: str, finish: FinishReason | None = None) -> TurnNote:
         """Note that the tokens behind the last noted turn are a complete one."""
@@ -173,8 +182,7 @@ class GroupProgress:
         self.prompt_ids = prompt_ids
         asked = list(lease.task.columns)
         self.samples = [
-            SampleProgress(columns={name: TokenRows.none_for(0) for name in asked})
-            for _ in range(lease.task.group_size)
+            SampleProgress(columns={name: none_of(name) for name in asked}) for _ in range(lease.task.group_size)
         ]
         self.scored: dict[int, Columns] = {}
         """Columns that came with rewards, by the sample's index. Like those rewards they are in no partial rollout."""
@@ -254,7 +262,7 @@ class GroupProgress:
         if len(wires) != len(self.samples):
             return f"it has {len(wires)} samples, the task asks for {len(self.samples)}"
         try:
-            asked = {name: rows_of(name, columns, wires) for name in self.task.columns}
+            asked = {name: of_partial(name, group.header, columns) for name in self.task.columns}
         except ValueError as error:
             return str(error)
         own_prompts = REWARD_COLUMN in columns
@@ -263,7 +271,7 @@ class GroupProgress:
         at, turns_at, taken = 0, 0, []
         for i, wire in enumerate(wires):
             sample = _sample_of(wire, columns, at)
-            sample.columns = {name: rows[i] for name, rows in asked.items()}
+            sample.columns = {name: of_samples[i] for name, of_samples in asked.items()}
             prompt = columns[layout.TOKEN_IDS][at : at + wire.prompt_len].astype(np.int32)
             at += wire.tokens
             if not np.array_equal(prompt, self.prompt_ids):
@@ -291,7 +299,8 @@ class GroupProgress:
             if sample.finish is None or not len(sample):
                 what = "is not finished" if sample.finish is None else "ended without a token"
                 raise GenerationFailed(self.lease.lease_id, f"sample {i} {what}")
-        columns = [joined(sample.given, self.scored.get(i, {})) for i, sample in enumerate(self.samples)]
+        self._check_positions()
+        columns = [both(sample.given, self.scored.get(i, {})) for i, sample in enumerate(self.samples)]
         check_alike(dict(enumerate(columns)))
         header, payload = self._encode(rewards, worker_id, more=given_to_wire(columns, self._lengths))
         header.metadata_json = self.task.metadata_json
@@ -302,8 +311,27 @@ class GroupProgress:
         """Everything so far, unfinished samples as ABORTED; None when there is not a single token."""
         if not self.tokens:
             return None
-        header, payload = self._encode([0.0] * len(self.samples), worker_id, more=self._own_columns())
+        rewards, more = [0.0] * len(self.samples), self._own_columns()
+        header, payload = self._encode(rewards, worker_id, more=more, partial=True)
+        if sum(map(len, payload)) > MOST_PARTIAL_BYTES and self._forget_positions():
+            header, payload = self._encode(rewards, worker_id, more=more, partial=True)
         return groups_pb2.Group(header=header, payload=b"".join(payload))
+
+    def _check_positions(self) -> None:
+        """Raise GenerationFailed where an input of a generated token has no row of the engine's."""
+        for i, sample in enumerate(self.samples):
+            if ROUTED_EXPERTS in sample.columns:
+                needed = len(self.prompt_of(i)) + int(np.flatnonzero(sample.mask)[-1])
+                if (known := sample.positions_known) < needed:
+                    why = f"sample {i} has {ROUTED_EXPERTS} of {known} positions, and {needed} are inputs of its tokens"
+                    raise GenerationFailed(self.lease.lease_id, why)
+
+    def _forget_positions(self) -> bool:
+        """Forget rows that the next call can give again: of samples that go on. False when there are none."""
+        going_on = [self.samples[i] for i in self.unfinished if self.samples[i].positions_known]
+        for sample in going_on:
+            sample.columns[ROUTED_EXPERTS] = none_of(ROUTED_EXPERTS)
+        return bool(going_on)
 
     def _own_columns(self) -> list[tuple[groups_pb2.Column, layout.Rows]]:
         """Columns of what a rollout function's samples have beyond those of a single turn."""
@@ -331,6 +359,7 @@ class GroupProgress:
         worker_id: str,
         *,
         more: Sequence[tuple[groups_pb2.Column, layout.Rows]] = (),
+        partial: bool = False,
     ) -> tuple[groups_pb2.GroupHeader, list[layout.Buffer]]:
         prompts = [self.prompt_of(i) for i in range(len(self.samples))]
         lengths = [len(prompt) for prompt in prompts]
@@ -342,7 +371,8 @@ class GroupProgress:
             (_TOKEN_COLUMNS[2], _interleaved([none[1][:n] for n in lengths], [s.mask for s in self.samples])),
         ]
         for name in self.task.columns:
-            columns += columns_of(name, [sample.columns[name] for sample in self.samples], lengths)
+            made = [sample.columns[name] for sample in self.samples]
+            columns += columns_of(name, made, lengths, self._lengths, partial=partial)
         columns += more
         header = groups_pb2.GroupHeader(
             task_id=self.task.task_id,

@@ -68,6 +68,7 @@ class FakeSglang:
         """Its release: it has the habits of that one, and says so. None: those of the newest, and it does not say."""
         self.speculative: str | None = None
         self.deterministic = False
+        self.routed_experts = False
         self.version = "1.0"
         self.model_path = "/nowhere"
         self.mask_max_tokens = 4096
@@ -163,6 +164,7 @@ class FakeSglang:
                 **({} if self.sglang is None else {"version": self.sglang}),
                 "speculative_algorithm": self.speculative,
                 "enable_deterministic_inference": self.deterministic,
+                "enable_return_routed_experts": self.routed_experts,
                 "tp_size": self.ranks,
                 "incremental_streaming_output": self.incremental,
                 "startup_time": {"scheduler_e2e": 10.0 + self.starts / 1_000},

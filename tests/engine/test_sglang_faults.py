@@ -64,7 +64,7 @@ async def engine(fake: FakeSglang, request: pytest.FixtureRequest) -> AsyncItera
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"repetition_penalty": 2.1}, "repetition_penalty"),
         ({"min_new_tokens": 97}, "min_new_tokens"),
-        ({"columns": ("entropy",)}, "columns"),
+        ({"columns": ("hidden_states",)}, "columns"),
         ({"rid": "short"}, "rid"),
     ],
 )

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from buffer_wire.engine_columns import SAMPLING_MASK
 from buffer_wire.errors import InvalidField
-from buffer_wire.layout import SAMPLING_MASK
 from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import (
     EngineLoadFailed,

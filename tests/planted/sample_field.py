@@ -30,7 +30,7 @@ CHANGE = Change(
         ),
         Edit(
             "rollout_workers/generation/samples.py",
-            at="    columns: dict[str, TokenRows] = field(default_factory=dict)\n",
+            at="    columns: dict[str, EngineColumn] = field(default_factory=dict)\n",
             where="before",
             put="    engine_calls: int = 0\n",
         ),

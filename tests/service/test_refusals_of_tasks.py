@@ -46,7 +46,7 @@ def sampled(**fields: Any) -> tasks_pb2.Task:
         (sampled(repetition_penalty=0.0), "tasks[0].sampling.repetition_penalty"),
         (sampled(repetition_penalty=2.5), "tasks[0].sampling.repetition_penalty"),
         (sampled(min_new_tokens=10), "tasks[0].sampling.min_new_tokens"),
-        (make_task(columns=["entropy"]), "tasks[0].columns"),
+        (make_task(columns=["hidden_states"]), "tasks[0].columns"),
         (make_task(columns=["sampling_mask", "sampling_mask"]), "tasks[0].columns[1]"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

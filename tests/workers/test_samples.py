@@ -83,7 +83,7 @@ def test_partial_rollout_micro_batch_trip_keeps_tokens_logprobs_spans_and_finish
     second = GroupProgress(lease(task(group_size=3), attempt=2, partial_rollout=partial_rollout), PROMPT)
     assert second.take_partial_rollout() is None
     assert second.unfinished == [1, 2]
-    assert second.newest == Version(1, 2)
+    assert second.newest_of(range(3)) == Version(1, 2)
     for before, after in zip(first.samples, second.samples, strict=True):
         assert before.output_ids.tolist() == after.output_ids.tolist()
         assert before.logprobs.tolist() == after.logprobs.tolist()

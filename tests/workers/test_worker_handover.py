@@ -3,21 +3,27 @@
 import itertools
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from rollout_workers.engine.simulated.answers import experts_of
 from rollout_workers.main import EXIT_KILLED
 from tests.support.service import ServiceProcess, running_service
 from tests.workers.process import worker_process
 from tests.workers.training import FAST, OPTIONS, SLOW, endless, until
 from trainer_client import BufferClient, ClientOptions, Policy
+from trainer_client.collate import collate
 
 
 def test_stopped_worker_hands_its_work_to_the_next(
     service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
 ) -> None:
-    tasks = list(itertools.islice(endless(max_new_tokens=60), 4))
+    asked = ("sampling_mask", "top_logprobs_3", "entropy", "routed_experts")
+    tasks = [replace(task, columns=asked) for task in itertools.islice(endless(max_new_tokens=60), 4)]
     with client.session(run_id, policy=Policy(batch_groups=4), tasks=tasks, options=OPTIONS) as session:
         with worker_process(service.address, run_id, tmp_path, *SLOW) as worker:
             until(lambda: client.ledger(run_id).tasks.leased == 4, "four leases")
@@ -30,6 +36,17 @@ def test_stopped_worker_hands_its_work_to_the_next(
             assert second.stop() == 0
     assert sorted(group.task_id for group in batch.groups) == [task.task_id for task in tasks]
     assert "partial rollout not used" not in second.said()
+    for sample in batch.samples:
+        # The simulated engine makes columns of the tokens alone: what two workers made has to be that, token by token.
+        experts, prompt = sample.extras["routed_experts"], sample.prompt_len
+        assert np.array_equal(experts, np.concatenate([experts_of(sample.token_ids[:-1]), experts[-2:-1]]))
+        assert np.array_equal(sample.extras["top_ids"][prompt:, 0], sample.token_ids[prompt:])
+        assert np.array_equal(sample.extras["top_logprobs"][prompt:, 0], sample.logprobs[prompt:])
+        assert np.array_equal(sample.extras["entropy"][prompt:] * 8, sample.token_ids[prompt:] % 7)
+        assert not any(sample.extras[name][:prompt].any() for name in ("top_ids", "entropy", "sampling_mask_counts"))
+    collated = collate(batch, extras="all")
+    assert collated.extras["routed_experts"].dtype == torch.uint8
+    assert collated.extras["top_logprobs"].shape[2] == 3
     state = client.run(run_id)
     assert state.statistics["partial_rollout_tokens_discarded"] == 0
     assert state.ledger.tasks.completed == 4

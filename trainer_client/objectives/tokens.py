@@ -142,20 +142,51 @@ def per_token(values: Tensor, token_counts: Tensor) -> Tensor:
     return torch.repeat_interleave(values, token_counts)
 
 
-def selected_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
+def selected_logprobs(logits: Tensor, token_ids: Tensor, kept: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Compute the log-probability of every token given those before it, aligned with the tokens.
 
     `logits`: floating [B, T, V], position t predicting token t + 1. `token_ids`: int64 [B, T]. Returns float32 (float64
     for float64 logits) [B, T] where entry t is log π(token t | tokens < t); entry 0, which nothing predicts, is 0.
+
+    `kept` is the sampling mask: ids [R] that could be drawn, token by token, and their number for each token, [B, T].
+    Probabilities are then over those alone; over all where the number is 0.
     """
     if logits.ndim != 3 or logits.shape[:2] != token_ids.shape:
         raise InvalidField("logits.shape", _shape(logits), f"[B, T, V] over token_ids {_shape(token_ids)}")
     if token_ids.dtype != torch.int64:
         raise InvalidField("token_ids.dtype", token_ids.dtype, "torch.int64")
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    predicted = torch.log_softmax(wide[:, :-1], dim=-1)
-    chosen = predicted.gather(-1, token_ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    wide = (logits if logits.dtype == torch.float64 else logits.float())[:, :-1]
+    if kept is None:
+        predicted = torch.log_softmax(wide, dim=-1)
+        chosen = predicted.gather(-1, token_ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    else:
+        drawn = wide.gather(-1, token_ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+        chosen = drawn - _log_normaliser(wide, *_checked_kept(*kept, token_ids))
     return torch.nn.functional.pad(chosen, (1, 0))
+
+
+def _checked_kept(ids: Tensor, counts: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    if counts.shape != token_ids.shape or counts.dtype.is_floating_point:
+        limit = f"integers {_shape(token_ids)}, as token_ids"
+        raise InvalidField("kept[1]", f"{counts.dtype} {_shape(counts)}", limit)
+    number = int(counts[:, 1:].sum())
+    if ids.shape != (number,) or ids.dtype.is_floating_point:
+        limit = f"integers [{number}], as many as the counts say"
+        raise InvalidField("kept[0]", f"{ids.dtype} {_shape(ids)}", limit)
+    return ids.long(), counts[:, 1:].long()
+
+
+def _log_normaliser(logits: Tensor, kept_ids: Tensor, counts: Tensor) -> Tensor:
+    """Compute log Σ exp over the kept logits of each position, [B, T]; over all where none is named."""
+    flat, number = logits.reshape(-1, logits.shape[-1]), counts.reshape(-1)
+    rows = torch.repeat_interleave(torch.arange(len(number), device=number.device), number)
+    kept = flat[rows, kept_ids]
+    named = number > 0
+    most = torch.zeros_like(flat[:, 0]).scatter_reduce(0, rows, kept.detach(), "amax", include_self=False)
+    sums = torch.zeros_like(most).index_add(0, rows, (kept - most[rows]).exp())
+    # Where nothing is named the logarithm is of 1, so that no infinite gradient comes of what is not chosen.
+    over_kept = most + torch.where(named, sums, torch.ones_like(sums)).log()
+    return torch.where(named, over_kept, flat.logsumexp(-1)).reshape(counts.shape)
 
 
 def _shape(tensor: Tensor) -> str:

@@ -7,7 +7,7 @@ from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert.groups import partial_rollout_facts
 from buffer_service.rpc.convert.weights import report
-from buffer_wire import layout, limits
+from buffer_wire import engine_columns, limits
 from buffer_wire.codec import split_group
 from buffer_wire.enums import members
 from buffer_wire.errors import InvalidField
@@ -94,9 +94,11 @@ def _check_sampling(at: str, sampling: pb.SamplingParams) -> None:
 
 def _check_columns(at: str, names: Sequence[str]) -> None:
     for name in names:
-        if name not in layout.ENGINE_COLUMNS:
-            raise InvalidField(f"{at}.columns", name, f"of {', '.join(layout.ENGINE_COLUMNS)}")
+        if not engine_columns.names_of(name):
+            raise InvalidField(f"{at}.columns", name, engine_columns.KNOWN)
     fields.unique(names, f"{at}.columns")
+    if len(tops := [name for name in names if engine_columns.top_of(name)]) > 1:
+        raise InvalidField(f"{at}.columns", ", ".join(tops), "one of top_logprobs_K")
 
 
 # ── leases ───────────────────────────────────────────────────────────────────

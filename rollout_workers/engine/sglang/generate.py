@@ -14,6 +14,7 @@ from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.flights import Flights
 from rollout_workers.engine.sglang import wire
+from rollout_workers.engine.sglang.columns import Malformed
 from rollout_workers.engine.sglang.stream import BatchStream, StreamRefused
 from rollout_workers.engine.sglang.wire import ServerSettings
 from rollout_workers.engine.types import DecodingListener, GeneratedSample, SampleRequest
@@ -62,6 +63,7 @@ class SglangGenerate:
                 incremental=settings.incremental,
                 label=self._label(),
                 on_decoding=self._on_decoding,
+                experts=settings.experts,
             )
         answers = [stream] if stream is not None else []
         rids = [request.rid for request in requests]
@@ -80,7 +82,7 @@ class SglangGenerate:
                     raise EngineTimeout(calls.address, doing, allowed_s)
                 try:
                     return post.result()
-                except wire.Malformed as error:
+                except Malformed as error:
                     raise EngineMalformed(calls.address, doing, str(error)) from error
             except asyncio.CancelledError:
                 # At once: while the requests are being aborted its tokens would be counted twice.
@@ -131,12 +133,12 @@ class SglangGenerate:
         if reply.status != 200:
             raise EngineRejected(calls.address, doing, reply.status, reply.message)
         if stream is None:
-            return Answer(wire.parse_reply(reply.body, requests, vocab_size=settings.vocab_size))
+            return Answer(wire.parse_reply(reply.body, requests, settings))
         if not stream.done:
             raise EngineUnavailable(calls.address, doing, "it ended its stream before the end")
         samples, refused_ones = stream.samples(), stream.refused()
         if samples and all(sample.fault for sample in samples) and not refused_ones:
-            raise wire.Malformed(samples[0].fault)
+            raise Malformed(samples[0].fault)
         return Answer([sample for sample in samples if sample.rid not in refused_ones], refused_ones)
 
     async def abort_quietly(self, rids: Sequence[str]) -> None:

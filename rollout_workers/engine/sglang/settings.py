@@ -13,6 +13,7 @@ from typing import Any, Literal
 from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected
 from rollout_workers.engine.sglang import versions, wire
+from rollout_workers.engine.sglang.columns import expert_shape
 from rollout_workers.engine.sglang.wire import ServerSettings
 from rollout_workers.engine.types import EngineInfo
 
@@ -31,6 +32,7 @@ _OF_ONE_START = (
     "sampling_mask_max_tokens",
     "incremental_streaming_output",
     "speculative_algorithm",
+    "enable_return_routed_experts",
     "enable_deterministic_inference",
 )
 """Fields that stay as they are until the server is started anew."""
@@ -75,12 +77,14 @@ async def ask(calls: HttpCalls, *, vocab_size: int | None) -> Found:
             heeds_seeds=bool(server.get("enable_deterministic_inference")),
             notices=tuple(notices),
         )
+        shape = expert_shape(Path(info.model_path)) if server.get("enable_return_routed_experts") else None
         settings = ServerSettings(
             vocab_size=vocab_size,
             mask_max_tokens=int(server.get("sampling_mask_max_tokens") or wire.MASK_TOKENS_DEFAULT),
             incremental=bool(server.get("incremental_streaming_output")),
             speculative=speculative,
             masks=masks,
+            **({"no_experts": shape} if isinstance(shape, str) else {"experts": shape} if shape is not None else {}),
         )
         return Found(
             info,

@@ -28,7 +28,8 @@ from typing import Any
 
 from rollout_workers.engine.requests import never_ran, unusable
 from rollout_workers.engine.sglang import wire
-from rollout_workers.engine.sglang.wire import Malformed
+from rollout_workers.engine.sglang.columns import EXPERTS, ExpertShape, Malformed, cut_experts, first_position, lists_of
+from rollout_workers.engine.token_rows import Array
 from rollout_workers.engine.types import DecodingListener, GeneratedSample, SampleRequest, VersionSpan, nobody_counts
 
 _INDEX = re.compile(rb'"index":\s*(\d+)')
@@ -62,11 +63,17 @@ class BatchStream:
         incremental: bool,
         label: str,
         on_decoding: DecodingListener = nobody_counts,
+        experts: ExpertShape | None = None,
     ) -> None:
         self._samples = [_SampleStream(request, vocab_size=vocab_size, incremental=incremental) for request in requests]
         self._labels = [label]
         self._on_decoding = on_decoding
-        self._rest = b""
+        start = first_position(requests)
+        self._start = start or 0
+        self._experts = experts if start is not None else None
+        self._rest = bytearray()
+        self._searched = 0
+        """Bytes of the rest in which there is no end of an event."""
         self.done = False
         """True once the server has said that the stream is complete."""
 
@@ -74,15 +81,38 @@ class BatchStream:
         """Take in what arrived while `label` was in force. Raises StreamRefused, Malformed."""
         if label != self._labels[-1]:
             self._labels.append(label)
-        *events, self._rest = (self._rest + data).split(_END_OF_EVENT)
-        for event in events:
-            body = event.strip().removeprefix(b"data:").strip()
+        # An event with routed experts is up to hundreds of megabytes, and comes in thousands of pieces.
+        self._rest += data
+        at, end = 0, self._rest.find(_END_OF_EVENT, max(self._searched - 1, 0))
+        while end >= 0:
+            body, experts, why = self._cut(at, end)
+            at = end + len(_END_OF_EVENT)
             if body == _DONE:
                 self.done = True
             elif body:
-                self._take(body)
+                self._take(body, experts, why)
+            end = self._rest.find(_END_OF_EVENT, at)
+        del self._rest[:at]
+        self._searched = len(self._rest)
 
-    def _take(self, body: bytes) -> None:
+    def _cut(self, at: int, end: int) -> tuple[bytes, Array | None, str]:
+        """The event that lies there, its routed experts, and what is wrong with these."""
+        experts, why = None, ""
+        begin = self._rest.find(EXPERTS, at, end) if self._experts is not None else -1
+        if self._experts is None or begin < 0:
+            event = bytes(self._rest[at:end])
+        else:
+            begin += len(EXPERTS)
+            with memoryview(self._rest) as whole, whole[at:end] as view:
+                try:
+                    event, experts = cut_experts(
+                        view, begin - at, self._rest.find(b'"', begin, end) - at, self._experts
+                    )
+                except Malformed as error:
+                    event, why = bytes(view), str(error)
+        return event.strip().removeprefix(b"data:").strip(), experts, why
+
+    def _take(self, body: bytes, experts: Array | None, why: str) -> None:
         index = _INDEX.search(body, max(body.rfind(b'"index"'), 0))
         if index is None or int(index[1]) >= len(self._samples):
             event = _parsed(body)
@@ -93,6 +123,10 @@ class BatchStream:
             raise Malformed(f"an event that belongs to no request: {body[:200].decode(errors='replace')}")
         sample = self._samples[int(index[1])]
         decoded = sample.decodes
+        if experts is not None:
+            sample.experts = experts[sample.request.experts_from - self._start :]
+        if why:
+            sample.faults.append(why)
         sample.take(body, len(self._labels) - 1)
         if sample.decodes != decoded:
             self._on_decoding(1 if sample.decodes else -1)
@@ -130,16 +164,20 @@ class _SampleStream:
         self.request = request
         self.decodes = False
         """True from the first event to the last."""
-        self._narrowed = wire.is_narrowed(request, vocab_size)
+        self._narrowed = wire.with_mask(request, vocab_size)
         self._incremental = incremental
         self._ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._masks: list[list[int]] | None = [] if wire.wants_mask(request, vocab_size) else None
+        self._lists: dict[str, list[Any]] = {name: [] for name in lists_of(request, narrowed=self._narrowed)}
+        """Lists with an entry a token, by their names in meta_info; the first is that of log-probabilities."""
+        self._logprobs = next(iter(self._lists.values()))
+        self.experts: Array | None = None
+        """Routed experts, which come with the last event."""
         self._meta: dict[str, Any] = {}
         """`meta_info` of the newest event that was read."""
         self._unread: list[bytes] = []
         """The last events of a cumulative stream, two at most."""
-        self._faults: list[str] = []
+        self.faults: list[str] = []
+        """Reasons why what arrived cannot be used."""
         self._seen_label = 0
         """Place in the batch's labels of the one that was in force when the last event arrived."""
         self._label = 0
@@ -169,31 +207,28 @@ class _SampleStream:
             try:
                 self._absorb(_parsed(body))
             except wire.ODD as error:
-                self._faults.append(wire.fault_of(error))
+                self.faults.append(wire.fault_of(error))
 
     def _absorb(self, event: dict[str, Any]) -> None:
         meta = event["meta_info"]
         if meta["id"] != self.request.rid:
             raise Malformed(f"an answer to {meta['id']} in place of {self.request.rid}")
         self._meta = meta
-        ids, logprobs = event["output_ids"], wire.drawn_logprobs(meta, narrowed=self._narrowed)
-        masks = wire.drawn_masks(meta) if self._masks is not None else []
+        ids = event["output_ids"]
         if self._incremental:
             new = meta.get("completion_tokens", len(self._ids) + len(ids)) - len(self._ids)
             if new > len(ids) or (0 < new < len(ids) and not self._repeats_last(ids, new)):
                 raise Malformed(f"{len(ids)} tokens where {new} were missing")
             self._ids += ids[: max(new, 0)]
-            self._logprobs += logprobs[: max(new, 0)]
-            masks = masks[: max(new, 0)]
+            for name, known in self._lists.items():
+                known.extend((meta.get(name) or ())[: max(new, 0)])
         else:
             # More than it says are in an event that was being written when the next ones came.
             if meta.get("completion_tokens", 0) > len(ids):
                 raise Malformed(f"{len(ids)} tokens where all {meta['completion_tokens']} were due")
             self._ids += ids[len(self._ids) :]
-            self._logprobs += logprobs[len(self._logprobs) :]
-            masks = masks[len(self._masks or ()) :]
-        if self._masks is not None:
-            self._masks += masks
+            for name, known in self._lists.items():
+                known.extend((meta.get(name) or ())[len(known) :])
 
     def _repeats_last(self, ids: list[int], new: int) -> bool:
         """True for an abort outside the running batch that was sent in one event with the `new` tokens before it."""
@@ -229,8 +264,8 @@ class _SampleStream:
 
     def result(self, labels: Sequence[str], *, complete: bool) -> GeneratedSample:
         received = self.received
-        if self._faults:
-            return unusable(self.request, self._faults[0], received=received)
+        if self.faults:
+            return unusable(self.request, self.faults[0], received=received)
         finish = self._finish
         if finish is not None and finish.get("status_code") and not self._ids:
             return unusable(self.request, f"refused with status {finish['status_code']}: {finish.get('message')}")
@@ -243,7 +278,7 @@ class _SampleStream:
         if meta["finish_reason"].get("type") == "abort" and not meta.get("weight_versions"):
             spans = self._spans_seen(labels, min(len(self._ids), len(self._logprobs)))
         try:
-            return wire.make_sample(self.request, self._ids, self._logprobs, meta, masks=self._masks, spans=spans)
+            return wire.make_sample(self.request, self._ids, self._lists, meta, experts=self.experts, spans=spans)
         except wire.ODD as error:
             return unusable(self.request, wire.fault_of(error), received=received)
 

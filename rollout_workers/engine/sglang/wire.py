@@ -5,7 +5,7 @@ What SGLang 0.5.23 does, and what follows for this file:
   a token was really drawn is in `output_token_sampling_logprobs`, which comes with `return_sampling_mask`; that in turn
   wants a finite top_k, at most the server's --sampling-mask-max-tokens.
 - Greedy (temperature 0) reports the model's log-probability at temperature 1, while its choice is certain: it is asked
-  for with the mask too, and reports 0. The mask itself, `output_token_sampling_mask`, is kept where a task wants it.
+  for with the mask too, and reports 0. What else a task wants of an answer is in columns.py.
 - `weight_version` is the one at the request's end and would hide every older token; `weight_versions` has the exact
   spans.
 - The stop token is the last of `output_ids`, with its log-probability.
@@ -14,17 +14,25 @@ What SGLang 0.5.23 does, and what follows for this file:
 - Requests of one batch come back in their order; one that is refused takes the whole batch with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from buffer_wire.engine_columns import ENTROPY, ROUTED_EXPERTS, top_of
 from buffer_wire.errors import InvalidField
-from buffer_wire.layout import SAMPLING_MASK
 from rollout_workers.engine.requests import unusable
-from rollout_workers.engine.token_rows import TokenRows
+from rollout_workers.engine.sglang.columns import (
+    ExpertShape,
+    Malformed,
+    columns_of,
+    drawn_of,
+    experts_of,
+    first_position,
+    lists_of,
+)
+from rollout_workers.engine.token_rows import Array
 from rollout_workers.engine.types import FinishReason, GeneratedSample, SampleRequest, VersionSpan
 
 MASK_TOKENS_DEFAULT = 4096
@@ -50,10 +58,6 @@ ABORTED_IN_QUEUE = "Abort in waiting queue"
 _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
-class Malformed(ValueError):
-    """A reply that breaks SGLang's contract."""
-
-
 ODD = (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError)
 """Errors that reading an answer of another form can raise, Malformed among them."""
 
@@ -75,12 +79,23 @@ class ServerSettings:
     """Speculative decoding that the server uses; empty: none."""
     masks: Literal["all", "no min_p", "none"] = "all"
     """Narrowed sampling for which the server reports masks, and with them the log-probabilities of the draw."""
+    experts: ExpertShape | None = None
+    """Shape of the routed experts that the server reports; None: it reports none."""
+    no_experts: str = "the server was started without --enable-return-routed-experts"
+    """Reason why it reports none."""
 
 
 def check_sampling(request: SampleRequest, settings: ServerSettings) -> None:
-    """Raise InvalidField for sampling of which the server could not report the log-probabilities of the draw."""
-    if not is_narrowed(request, settings.vocab_size):
+    """Raise InvalidField for sampling of which the server could not report the log-probabilities of the draw, and for
+    columns that it cannot report.
+    """
+    if ROUTED_EXPERTS in request.columns and settings.experts is None:
+        raise InvalidField("columns", ROUTED_EXPERTS, f"what this server reports: {settings.no_experts}")
+    if not with_mask(request, settings.vocab_size):
         return
+    if settings.masks == "none" and ENTROPY in request.columns:
+        limit = f"not asked of a server with --speculative-algorithm {settings.speculative}"
+        raise InvalidField("columns", ENTROPY, f"{limit}, where SGLang reports no sampling masks")
     for name, off in _BEYOND[settings.masks].items():
         if (value := getattr(request, name)) != off:
             limit = f"{off:g} under --speculative-algorithm {settings.speculative}"
@@ -106,10 +121,11 @@ def generate_body(
     """
     sampling: list[dict[str, Any]] = []
     masks: list[bool] = []
+    more: dict[str, Any] = {}
     for request in requests:
         check_sampling(request, settings)
         top_k = _effective_top_k(request, settings.vocab_size)
-        narrowed = is_narrowed(request, settings.vocab_size)
+        narrowed = with_mask(request, settings.vocab_size)
         if narrowed and request.temperature > 0:
             top_k = _top_k_for_mask(request, settings)
         parameters: dict[str, Any] = {
@@ -135,7 +151,14 @@ def generate_body(
             parameters["stream_interval"] = max(stream_interval, fewest)
         sampling.append(parameters)
         masks.append(narrowed)
+    if any(ENTROPY in request.columns for request in requests):
+        more["sampling_logprobs_mode"] = ["support" if ENTROPY in r.columns else "selected" for r in requests]
+    if any(tops := [max(map(top_of, request.columns), default=0) for request in requests]):
+        more["top_logprobs_num"] = tops
+    if (start := first_position(requests)) is not None:
+        more |= {"return_routed_experts": True, "routed_experts_start_len": start}
     return {
+        **more,
         "rid": [request.rid for request in requests],
         "input_ids": [request.input_ids.tolist() for request in requests],
         "sampling_params": sampling,
@@ -164,18 +187,18 @@ def _top_k_for_mask(request: SampleRequest, settings: ServerSettings) -> int:
         raise InvalidField(
             "top_k",
             request.top_k,
-            f"1 to {mask_max_tokens} where top_p, top_k or min_p is on, so that the engine can report behaviour "
-            "log-probabilities (its flag --sampling-mask-max-tokens raises the limit)",
+            f"1 to {mask_max_tokens} where top_p, top_k or min_p is on or the entropy is asked for, so that the engine "
+            "can report behaviour log-probabilities (its flag --sampling-mask-max-tokens raises the limit)",
         )
     return top_k
 
 
-def wants_mask(request: SampleRequest, vocab_size: int) -> bool:
-    """True if the mask of every token is to be kept; where nothing is excluded there is none."""
-    return SAMPLING_MASK in request.columns and is_narrowed(request, vocab_size)
+def with_mask(request: SampleRequest, vocab_size: int) -> bool:
+    """True if the server is asked for what could be drawn in the place of each token."""
+    return is_narrowed(request, vocab_size) or ENTROPY in request.columns
 
 
-def parse_reply(reply: object, requests: Sequence[SampleRequest], *, vocab_size: int) -> list[GeneratedSample]:
+def parse_reply(reply: object, requests: Sequence[SampleRequest], settings: ServerSettings) -> list[GeneratedSample]:
     """The samples of a /generate reply to `generate_body(requests, ...)`.
 
     An entry that breaks the contract becomes a sample with a `fault`, so that the others are kept. Raises Malformed
@@ -185,9 +208,10 @@ def parse_reply(reply: object, requests: Sequence[SampleRequest], *, vocab_size:
         shape = f"{len(reply)} entries" if isinstance(reply, list) else type(reply).__name__
         raise Malformed(f"{shape} for a batch of {len(requests)}")
     samples: list[GeneratedSample] = []
+    start = first_position(requests) or 0
     for entry, request in zip(reply, requests, strict=True):
         try:
-            samples.append(_parse_sample(entry, request, vocab_size))
+            samples.append(_parse_sample(entry, request, settings, start))
         except ODD as error:
             samples.append(unusable(request, fault_of(error), received=_tokens_in(entry)))
     if all(sample.fault for sample in samples):
@@ -200,26 +224,30 @@ def _tokens_in(entry: object) -> int:
     return len(ids) if isinstance(ids, list) else 0
 
 
-def _parse_sample(entry: dict[str, Any], request: SampleRequest, vocab_size: int) -> GeneratedSample:
+def _parse_sample(
+    entry: dict[str, Any], request: SampleRequest, settings: ServerSettings, start: int
+) -> GeneratedSample:
     meta = entry["meta_info"]
     if meta["id"] != request.rid:
         raise Malformed(f"an answer to {meta['id']} in place of {request.rid}")
-    drawn = drawn_logprobs(meta, narrowed=is_narrowed(request, vocab_size))
-    masks = drawn_masks(meta) if wants_mask(request, vocab_size) else None
-    return make_sample(request, entry["output_ids"], drawn, meta, masks=masks)
+    names = lists_of(request, narrowed=with_mask(request, settings.vocab_size))
+    lists = {name: list(meta.get(name) or ()) for name in names}
+    experts = experts_of(meta, settings.experts)
+    own = None if experts is None else experts[request.experts_from - start :]
+    return make_sample(request, entry["output_ids"], lists, meta, experts=own)
 
 
 def make_sample(
     request: SampleRequest,
     ids: Sequence[int],
-    drawn: Sequence[float],
+    lists: Mapping[str, Sequence[Any]],
     meta: dict[str, Any],
     *,
-    masks: Sequence[Sequence[int]] | None = None,
+    experts: Array | None = None,
     spans: tuple[VersionSpan, ...] | None = None,
 ) -> GeneratedSample:
-    """The sample of tokens, their log-probabilities and the meta_info of the end. `masks` where they are wanted,
-    `spans` where the meta_info has none.
+    """The sample of tokens, the lists that were wanted of them, and the meta_info of the end. `spans` where the
+    meta_info has none.
 
     Raises one of ODD.
     """
@@ -227,11 +255,11 @@ def make_sample(
     reason = _FINISH_REASONS.get(finish["type"])
     if reason is None:
         raise Malformed(f"finish reason {finish['type']!r}")
-    output_ids, logprobs = np.asarray(ids, dtype=np.int32), np.asarray(drawn, dtype=np.float32)
+    output_ids, (logprobs, entropies) = np.asarray(ids, dtype=np.int32), drawn_of(request, ids, lists)
     received = max(len(output_ids), len(logprobs))
     if reason == "abort":
-        # Tokens are never handed on without the log-probability that training needs, nor without their mask.
-        kept = min(len(output_ids), len(logprobs), *([] if masks is None else [len(masks)]))
+        # Tokens are never handed on without the log-probability that training needs, nor without their columns.
+        kept = min(len(output_ids), len(logprobs), *map(len, lists.values()))
         output_ids, logprobs = output_ids[:kept], logprobs[:kept]
     elif (said := meta.get("completion_tokens", len(output_ids))) != len(output_ids):
         raise Malformed(f"{len(output_ids)} tokens, and {said} by its own count")
@@ -246,34 +274,10 @@ def make_sample(
         logprobs=logprobs,
         spans=_spans(meta, len(output_ids)) if spans is None else spans,
         finish_reason=reason,
-        columns={SAMPLING_MASK: _mask_of(output_ids, masks)} if SAMPLING_MASK in request.columns else {},
+        columns=columns_of(request, output_ids, lists, entropies, experts, finished=reason != "abort"),
         aborted_in_queue=reason == "abort" and finish.get("message") == ABORTED_IN_QUEUE,
         unusable_tokens=received - len(output_ids),
     )
-
-
-def drawn_logprobs(meta: dict[str, Any], *, narrowed: bool) -> list[float]:
-    """The log-probabilities with which the tokens of an answer were drawn."""
-    if narrowed:
-        return list(meta.get("output_token_sampling_logprobs", ()))
-    return [entry[0] for entry in meta.get("output_token_logprobs", ())]
-
-
-def drawn_masks(meta: dict[str, Any]) -> list[list[int]]:
-    """Token ids that could have been drawn in place of each token of an answer."""
-    return list(meta.get("output_token_sampling_mask", ()))
-
-
-def _mask_of(output_ids: npt.NDArray[np.int32], masks: Sequence[Sequence[int]] | None) -> TokenRows:
-    if masks is None:
-        return TokenRows.none_for(len(output_ids))
-    kept = masks[: len(output_ids)]
-    if len(kept) != len(output_ids):
-        raise Malformed(f"{len(kept)} sampling masks for {len(output_ids)} tokens")
-    rows = TokenRows.of(kept)
-    if not rows.holds(output_ids):
-        raise Malformed("a token that its own sampling mask excludes")
-    return rows
 
 
 def _spans(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:

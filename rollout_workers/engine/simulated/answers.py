@@ -3,12 +3,14 @@
 import zlib
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from buffer_wire import engine_columns
 from buffer_wire.errors import InvalidField
-from rollout_workers.engine.token_rows import TokenRows
+from rollout_workers.engine.token_rows import EngineColumn, PositionRows, TokenRows, TokenValues
 from rollout_workers.engine.types import FinishReason, SampleRequest
 
 
@@ -42,6 +44,43 @@ class Answer:
     logprobs: npt.NDArray[np.float32]
     """Log-probabilities, float32 [t]: the log of a uniform number in (0, 1]."""
     finish_reason: FinishReason
+
+
+EXPERT_LAYERS, EXPERTS_PER_TOKEN, EXPERTS = 2, 2, 8
+"""Shape of the routing that is simulated."""
+
+
+def columns_of(
+    request: SampleRequest, tokens: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32], vocab_size: int
+) -> dict[str, EngineColumn]:
+    """Columns of the answer's first tokens: functions of the tokens alone, wherever a sample was interrupted."""
+    made: dict[str, EngineColumn] = {}
+    for name in request.columns:
+        if name == engine_columns.SAMPLING_MASK:
+            made[name] = mask_of(request, tokens, vocab_size)
+        elif name == engine_columns.ENTROPY:
+            made[name] = TokenValues({name: (tokens % 7 / np.float32(8)).astype(np.float32)})
+        elif name == engine_columns.ROUTED_EXPERTS:
+            inputs = np.concatenate([request.input_ids, tokens])[request.experts_from : -1]
+            made[name] = PositionRows(request.experts_from, experts_of(inputs))
+        elif top := engine_columns.top_of(name):
+            ranks = np.arange(top, dtype=np.int32)
+            made[name] = TokenValues(
+                {
+                    engine_columns.TOP_LOGPROBS: logprobs[:, np.newaxis] - ranks.astype(np.float32),
+                    engine_columns.TOP_IDS: (tokens[:, np.newaxis] + ranks) % np.int32(vocab_size),
+                }
+            )
+    return made
+
+
+def experts_of(inputs: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint8]:
+    """Experts to which inputs int32 [n] are routed, [n, layers, k]."""
+    layers, ranks = np.ogrid[:EXPERT_LAYERS, :EXPERTS_PER_TOKEN]
+    routed: npt.NDArray[np.uint8] = ((inputs[:, np.newaxis, np.newaxis] + 3 * layers + ranks) % EXPERTS).astype(
+        np.uint8
+    )
+    return routed
 
 
 def mask_of(request: SampleRequest, tokens: npt.NDArray[np.int32], vocab_size: int) -> TokenRows:

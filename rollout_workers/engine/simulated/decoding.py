@@ -6,11 +6,11 @@ Invariant: a token's span names the version that was loaded when it was generate
 import asyncio
 from dataclasses import dataclass, field
 
-from rollout_workers.engine.simulated.answers import Answer, mask_of
+from rollout_workers.engine.simulated.answers import Answer, columns_of
 from rollout_workers.engine.types import GeneratedSample, SampleRequest, VersionSpan
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Decoding:
     """Request that holds a slot, and the state of its answer. For use within one event loop."""
 
@@ -23,6 +23,11 @@ class Decoding:
     aborted: bool = False
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Event that is set whenever the request has to look up before its time is over."""
+
+    @property
+    def context(self) -> int:
+        """Tokens that it holds in the cache."""
+        return len(self.request.input_ids) + self.done
 
     @property
     def complete(self) -> bool:
@@ -40,13 +45,13 @@ class Decoding:
 
     def result(self) -> GeneratedSample:
         """Sample with the part of the answer that is done."""
-        tokens = self.answer.tokens[: self.done]
+        tokens, logprobs = self.answer.tokens[: self.done], self.answer.logprobs[: self.done]
         return GeneratedSample(
             rid=self.request.rid,
             sample_index=self.request.sample_index,
             output_ids=tokens,
-            logprobs=self.answer.logprobs[: self.done],
+            logprobs=logprobs,
             spans=tuple(self.spans),
-            columns={name: mask_of(self.request, tokens, self.vocab_size) for name in self.request.columns},
+            columns=columns_of(self.request, tokens, logprobs, self.vocab_size),
             finish_reason=self.answer.finish_reason if self.complete else "abort",
         )

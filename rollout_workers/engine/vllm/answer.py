@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from buffer_wire.layout import SAMPLING_MASK
+from buffer_wire.engine_columns import SAMPLING_MASK
 from rollout_workers.engine.requests import never_ran, unusable
 from rollout_workers.engine.token_rows import TokenRows
 from rollout_workers.engine.types import DecodingListener, FinishReason, GeneratedSample, SampleRequest, VersionSpan

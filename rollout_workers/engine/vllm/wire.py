@@ -13,8 +13,8 @@ What vLLM documents, and what follows for this file:
 
 from typing import Any
 
+from buffer_wire.engine_columns import SAMPLING_MASK
 from buffer_wire.errors import InvalidField
-from buffer_wire.layout import SAMPLING_MASK
 from rollout_workers.engine.types import SampleRequest
 
 LEAST_TEMPERATURE = 0.01
@@ -26,6 +26,9 @@ def check_sampling(request: SampleRequest, vocab_size: int) -> None:
     if 0 < request.temperature < LEAST_TEMPERATURE:
         limit = f"0, or at least {LEAST_TEMPERATURE}, to which vLLM raises what is less"
         raise InvalidField("temperature", request.temperature, limit)
+    for name in request.columns:
+        if name != SAMPLING_MASK:
+            raise InvalidField("columns", name, f"{SAMPLING_MASK}: nobody has asked a vLLM server for others yet")
     narrowed = request.top_p < 1 or 0 < request.top_k < vocab_size or request.min_p > 0 or request.temperature == 0
     if narrowed and SAMPLING_MASK in request.columns:
         limit = "not asked for with top_p, top_k, min_p or greedy: vLLM's completions have no sampling masks"

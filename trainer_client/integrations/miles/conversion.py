@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from buffer_wire.engine_columns import ROUTED_EXPERTS, SAMPLING_MASK, counts_of
 from buffer_wire.errors import InvalidField
-from buffer_wire.layout import SAMPLING_MASK, counts_of
 from trainer_client import batch
 from trainer_client.integrations.miles.contract import (
     Args,
@@ -29,7 +29,6 @@ from trainer_client.integrations.miles.contract import (
 from trainer_client.integrations.miles.contract import Tokenizer as TokenizerLike
 from trainer_client.tasks import SamplingParams, Task
 
-ROUTED_EXPERTS = "routed_experts"
 SLIME_MASK = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
 MILES_MASK = ("rollout_sampling_mask_ids", "rollout_sampling_mask_offsets")
 """Field names of a later Miles (its commit 301be963). Each token has a row there; where nothing was drawn it holds the
