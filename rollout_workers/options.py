@@ -137,6 +137,10 @@ class WorkerOptions:
     """Groups whose samples run on each engine at once, 1 to 256. A sample that has ended makes room for others, though
     its group goes on."""
 
+    kv_target: float = 0.0
+    """Share of an engine's KV cache that samples may take before fewer run, 0 to 1. With it, `groups_per_engine` is only
+    where the limit begins, and the engine's own limit of requests the most. 0 (default): the limit stays."""
+
     spread: bool = True
     """Have an idle engine of the worker take over samples of a busy one, where they end sooner there."""
 
@@ -240,6 +244,7 @@ class WorkerOptions:
         self._check_functions()
         check("worker_id", self.worker_id, lambda w: bool(_NAME.fullmatch(w)), "1 to 100 of [A-Za-z0-9._:-]")
         check("groups_per_engine", self.groups_per_engine, lambda n: 1 <= n <= 256, "1 to 256")
+        check("kv_target", self.kv_target, lambda share: 0 <= share <= 1, "0 to 1")
         check("stream_interval", self.stream_interval, lambda n: 1 <= n <= 4_096, "1 to 4,096")
         check("breaker_failures", self.breaker_failures, lambda n: 1 <= n <= 1_000, "1 to 1,000")
         check("reward_processes", self.reward_processes, lambda n: 0 <= n <= 256, "0 to 256")

@@ -37,6 +37,7 @@ from rollout_workers.service.client import ServiceClient
 from rollout_workers.service.pusher import Pusher
 from rollout_workers.slots.breaker import Breaker
 from rollout_workers.slots.engine_state import Event
+from rollout_workers.slots.inflight import InflightLimit
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.dispatcher import Dispatcher
 from rollout_workers.tasks.drivers import Driver, Together
@@ -245,13 +246,13 @@ class Worker:
         if options.evaluations == "only":
             return self._evaluation_seat(shared, slot, host, keeper)
         self._keepers.append(keeper)
+        slot.limit = limit = InflightLimit(slot, options.groups_per_engine, kv_target=options.kv_target)
         dispatcher = Dispatcher(
             slot,
             shared.service,
             keeper,
             shared.tools,
-            concurrency=options.groups_per_engine,
-            outstanding=options.groups_per_engine * OUTSTANDING_PER_SLOT,
+            limit=limit,
             lease_wait_s=options.lease_wait_s,
             peers=self._dispatchers,
         )
@@ -273,7 +274,7 @@ class Worker:
         )
         guard = EngineGuard(slot, host, self.slots, timeout_s=options.engine_timeout_s)
         reporter = Reporter(slot, shared.service, shared.watcher, permits, options.worker_id)
-        return Seat(slot, host, keeper, driver, [keeper.run(), loader.run(), guard.run(), reporter.run()])
+        return Seat(slot, host, keeper, driver, [keeper.run(), loader.run(), guard.run(), reporter.run(), limit.run()])
 
     def _evaluation_seat(self, shared: "_Shared", slot: EngineSlot, host: EngineHost, keeper: LeaseKeeper) -> Seat:
         """Seat of an engine that works for evaluations only."""

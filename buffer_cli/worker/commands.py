@@ -44,6 +44,10 @@ def worker(
     groups_per_engine: Annotated[
         int | None, typer.Option(help="Groups whose samples run on each engine at once.")
     ] = None,
+    kv_target: Annotated[
+        float | None,
+        typer.Option(help="Share of the KV cache that samples may take: their limit follows it. 0: fixed."),
+    ] = None,
     spread: Annotated[
         bool | None,
         typer.Option("--spread/--no-spread", help="Idle engines take over samples of busy ones. Default: --spread."),

@@ -23,8 +23,8 @@ from rollout_workers.generation.expectations import Lengths, Paces
 from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.slots.slot import EngineSlot
 
-LOOK_S = 0.5
-"""Time between two looks for samples that another engine could end sooner."""
+POLL_S = 0.5
+"""Time between two polls for samples that another engine could end sooner."""
 IDLE_S = 1.0
 """Time for which an engine has had nothing to do when it is idle: until then its own leases may be on their way."""
 LEAST_SHARE = 0.25
@@ -93,7 +93,7 @@ class Spread:
     async def run(self) -> None:
         """Move last samples to idle engines until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             now = time.monotonic()
             idle = [slot for slot in self._slots if self._has_nothing(slot)]
             self._idle_since = {slot: self._idle_since.get(slot, now) for slot in idle}

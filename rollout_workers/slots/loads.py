@@ -21,15 +21,19 @@ class LoadView:
         self._load = EngineLoad(running=0, waiting=0, token_usage=0.0)
         self._in_flight_then = 0
         self._asked_at = float("-inf")
+        self.is_known = False
+        """True when the engine has answered the last question."""
 
     async def ask(self, engine: Engine, in_flight: int, *, max_age_s: float | None = None) -> None:
         """Ask the engine unless its last answer is young enough."""
         if time.monotonic() - self._asked_at <= (FRESH_S if max_age_s is None else max_age_s):
             return
         self._asked_at = time.monotonic()
+        self.is_known = True
         try:
             load = await engine.load()
         except EngineError:
+            self.is_known = False
             load = EngineLoad(running=in_flight, waiting=0, token_usage=0.0)
         self._load, self._in_flight_then = load, in_flight
 
@@ -49,6 +53,11 @@ class LoadView:
         """
         own_surplus = max(self._in_flight_then - max_running, 0)
         return self.of_others > 0 and self._load.waiting > own_surplus
+
+    @property
+    def token_usage(self) -> float:
+        """Share of the KV cache in use, at the last answer."""
+        return self._load.token_usage
 
     @property
     def waiting(self) -> int:

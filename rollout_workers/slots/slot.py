@@ -52,6 +52,15 @@ class SwapHold(Protocol):
         ...
 
 
+class SampleLimit(Protocol):
+    """Limit of the samples that run on an engine."""
+
+    @property
+    def samples(self) -> int:
+        """Samples that may run at once; 0 before it is known."""
+        ...
+
+
 class EngineSlot:
     """State of one engine."""
 
@@ -75,6 +84,8 @@ class EngineSlot:
         self._said = set[str]()
         self.hold: SwapHold | None = None
         """Hold on the weights, which is waited for before the engine is paused for new ones."""
+        self.limit: SampleLimit | None = None
+        """Limit of the training's samples on it."""
         self.weights_url = ""
         """Base URL at which this worker serves the weights that it has fetched."""
         self.weights_from = ""
@@ -88,6 +99,8 @@ class EngineSlot:
         them room."""
         self.in_flight = 0
         """Requests of this worker that the engine has not ended."""
+        self.ended = 0
+        """Requests of this worker that the engine has ended."""
         self.phases = PhaseMeter(clock)
         self.decoding = DecodeMeter(lambda: self.engine.tokens_in_hand, clock=clock)
         self.engine = engine
@@ -233,6 +246,7 @@ class EngineSlot:
             if request.rid in running:
                 running.discard(request.rid)
                 self.in_flight -= 1
+                self.ended += 1
                 on_end(request.sample_index)
 
         told = [replace(request, on_end=partial(ended, request)) for request in requests]
@@ -252,6 +266,7 @@ class EngineSlot:
             return done
         finally:
             self.in_flight -= len(running)
+            self.ended += len(running)
             running.clear()
 
     def take_cut_off(self) -> int:

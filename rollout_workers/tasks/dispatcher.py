@@ -1,10 +1,10 @@
 """Leases tasks for one engine, up to its concurrency, and starts their work.
 
-Invariants: at most as many samples are being generated as `concurrency` groups have, not counting single ones that are
-generated anew; a group takes only the room of its samples that still run; at most `outstanding` leases are held, those
-being scored and pushed included; a lease request has an identity, so that one whose reply was lost is asked again and
-grants the same leases; after `stop` nothing new begins, and what the last request may have granted is handed back;
-while requests of others wait inside the engine, nothing is leased for it.
+Invariants: at most as many samples are being generated as the groups of `limit` have, not counting single ones that are
+generated anew; a group takes only the room of its samples that still run; at most `OUTSTANDING` times as many leases
+are held, those being scored and pushed included; a lease request has an identity, so that one whose reply was lost is
+asked again and grants the same leases; after `stop` nothing new begins, and what the last request may have granted is
+handed back; while requests of others wait inside the engine, nothing is leased for it.
 """
 
 import asyncio
@@ -15,12 +15,15 @@ import structlog
 from buffer_wire.connection.retry import Backoff
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.service.client import ServiceClient
+from rollout_workers.slots.inflight import InflightLimit
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.keeper import LeaseKeeper
 from rollout_workers.tasks.leases import MAX_PER_REQUEST, EngineLeases
 from rollout_workers.tasks.work import Stage, Tools
 from rollout_workers.versions import Version
 
+OUTSTANDING = 4
+"""Leases held for each group on an engine: room for those being scored and pushed."""
 _QUICK_ANSWER_S = 0.05
 _AFTER_QUICK_ANSWER_S = 0.25
 _AFTER_HELD_ANSWER_S = 2.0
@@ -47,7 +50,7 @@ _log = structlog.get_logger()
 
 
 class Dispatcher:
-    """The lease loop of one engine. `outstanding` bounds the leases held; `peers` are all of the worker."""
+    """The lease loop of one engine. `peers` are all of the worker."""
 
     def __init__(
         self,
@@ -56,15 +59,13 @@ class Dispatcher:
         keeper: LeaseKeeper,
         tools: Tools,
         *,
-        concurrency: int,
-        outstanding: int,
+        limit: InflightLimit,
         lease_wait_s: float,
         peers: "list[Dispatcher] | tuple[()]" = (),
     ) -> None:
         self._slot = slot
         self._leases = EngineLeases(slot, service, keeper, tools, name="r")
-        self._concurrency = concurrency
-        self._outstanding = outstanding
+        self._limit = limit
         self._lease_wait_s = lease_wait_s
         self._spread = tools.spread
         self._changes = slot.room
@@ -116,8 +117,8 @@ class Dispatcher:
 
     def _room(self) -> int:
         guests = self._spread.guests(self._slot) if self._spread is not None else 0.0
-        free = self._leases.room(self._concurrency - self._slot.evaluating - guests)
-        return min(free, self._outstanding - self.held, MAX_PER_REQUEST)
+        free = self._leases.room(self._limit.groups - self._slot.evaluating - guests)
+        return min(free, int(OUTSTANDING * self._limit.groups) - self.held, MAX_PER_REQUEST)
 
     async def _lease_loop(self, group: asyncio.TaskGroup) -> None:
         while True:
@@ -138,6 +139,7 @@ class Dispatcher:
                 return
             self._leases.answered()
             for lease in reply.leases:
+                self._limit.saw(lease.task.group_size)
                 self._leases.begin(group, lease, on_freed=self._changes.notify, on_end=self._changes.notify)
             self.waiting_on = "" if reply.leases else WAITS_ON.get(reply.wait, "the service")
             if reply.leases:

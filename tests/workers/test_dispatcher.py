@@ -8,6 +8,7 @@ from typing import Any
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.simulated.engine import SimulatedEngine
 from rollout_workers.service.client import WaitLog
+from rollout_workers.slots.inflight import InflightLimit
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.dispatcher import Dispatcher
 from rollout_workers.tasks.keeper import LeaseKeeper
@@ -50,7 +51,7 @@ async def test_leases_that_come_in_the_moment_of_the_stop_go_back() -> None:
     keeper = LeaseKeeper("e0", service)
     # None of it is worked on, so the tools for it are not needed.
     tools: Any = SimpleNamespace(spread=None)
-    service.dispatcher = Dispatcher(slot, service, keeper, tools, concurrency=2, outstanding=4, lease_wait_s=10.0)
+    service.dispatcher = Dispatcher(slot, service, keeper, tools, limit=InflightLimit(slot, 2), lease_wait_s=10.0)
     await asyncio.wait_for(service.dispatcher.run(), 10)
     assert service.asked == ["r1", "r1"], "the same request, which grants the same"
     assert [(back.lease_id, back.kind) for back in service.returned] == [("t1/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED)]

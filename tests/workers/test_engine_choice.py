@@ -159,7 +159,7 @@ async def test_an_engine_that_fails_call_after_call_is_cut_off_and_tried_again(
             calls = broken.calls
             await eventually(lambda: broken.calls > calls + 1)
             assert slot.breaker.is_open
-            assert any("no work after 3 failed calls in a row" in report.last_error for report in fake.reports)
+            assert any("failed calls in a row, the last" in report.last_error for report in fake.reports)
             await eventually(lambda: any("circuit open" in str(line.get("loaded")) for line in logs))
             broken.refuses = False
             await eventually(lambda: not slot.breaker.is_open)

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rollout_workers.generation.prompts import Prompts
 from rollout_workers.rewards import Scorer
 from rollout_workers.service.client import WaitLog
 from rollout_workers.service.parcels import PushResult
+from rollout_workers.slots.inflight import InflightLimit
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.dispatcher import Dispatcher
 from rollout_workers.tasks.evaluator import Evaluator
@@ -287,7 +289,9 @@ async def test_training_asks_for_nothing_when_evaluations_took_the_engine_meanwh
 
         unused: Any = None
         service: Any = Service()
-        dispatcher = Dispatcher(at.slot, service, unused, unused, concurrency=2, outstanding=8, lease_wait_s=1.0)
+        tools: Any = SimpleNamespace(spread=None)
+        limit = InflightLimit(at.slot, 2)
+        dispatcher = Dispatcher(at.slot, service, unused, tools, limit=limit, lease_wait_s=1.0)
         looked = asyncio.Event()
 
         async def fit_but_slow() -> bool:

@@ -35,7 +35,7 @@ class Two:
     """A slow engine that holds the lease, and a fast one beside it; both paces are known."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, length: Callable[[SampleRequest], int]) -> None:
-        monkeypatch.setattr(spreading, "LOOK_S", 0.02)
+        monkeypatch.setattr(spreading, "POLL_S", 0.02)
         monkeypatch.setattr(spreading, "IDLE_S", 0.1)
         monkeypatch.setattr(spreading, "LEAST_S", 0.2)
         script_lengths(monkeypatch, length)

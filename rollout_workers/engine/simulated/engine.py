@@ -21,6 +21,7 @@ from rollout_workers.engine.errors import EngineMalformed, EngineTimeout, Engine
 from rollout_workers.engine.gate import Gate
 from rollout_workers.engine.requests import check_requests, never_ran, unusable
 from rollout_workers.engine.simulated.answers import AnswerOptions, answer_to
+from rollout_workers.engine.simulated.cache import KvCache
 from rollout_workers.engine.simulated.clock import Clock, WallClock
 from rollout_workers.engine.simulated.decoding import Decoding
 from rollout_workers.engine.simulated.slots import Slots
@@ -46,6 +47,8 @@ class SimulatedEngineOptions:
     """Decoding speed of one slot."""
     crowding: float = 0.0
     """Share of the time of a token by which each further sample that decodes lengthens it for all; 0: none does."""
+    kv_tokens: float = math.inf
+    """Tokens of all samples that decode, prompts included, that fit the KV cache; beyond it the last ones wait."""
     slots: int = 32
     """Samples decoded at once; further ones wait their turn."""
     prefill_tokens_per_s: float = math.inf
@@ -86,6 +89,7 @@ class SimulatedEngine:
         self._address = address
         self._gate = Gate()
         self._slots = Slots(self.options.slots)
+        self.cache = KvCache(self.options.kv_tokens)
         self._decoding: dict[str, Decoding] = {}
         self._some_ended = asyncio.Event()
         self._paused: PauseMode | None = None
@@ -191,8 +195,10 @@ class SimulatedEngine:
 
     async def load(self) -> EngineLoad:
         await self._reach("asking for its load")
-        running, waiting = len(self._decoding), len(self._slots.waiting)
-        return EngineLoad(running=running, waiting=waiting, token_usage=min(running / self.options.slots, 1.0))
+        waiting = len(self._slots.waiting) + self.cache.waiting
+        running = len(self._decoding) - self.cache.waiting
+        usage = min(running / self.options.slots, 1.0) if math.isinf(self.options.kv_tokens) else self.cache.usage
+        return EngineLoad(running=running, waiting=waiting, token_usage=usage)
 
     async def abort(self, rids: Sequence[str]) -> None:
         await self._reach("aborting a request")
@@ -337,6 +343,7 @@ class SimulatedEngine:
             if (sample := self._decoding.get(rid)) is not None:
                 sample.aborted = True
                 sample.wake.set()
+        self.cache.look_again()
 
     async def _generate(self, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
         given_up = await self._gate.pass_through({request.rid for request in requests})
@@ -357,8 +364,10 @@ class SimulatedEngine:
         self._crowd_changed()
         self.on_decoding(1)
         try:
+            await self.cache.enter(sample)
             await self._decode(sample)
         finally:
+            self.cache.leave(sample)
             del self._decoding[request.rid]
             self._crowd_changed()
             self.on_decoding(-1)
@@ -384,15 +393,19 @@ class SimulatedEngine:
             sample.wake.clear()
             if self._halted:
                 if self._paused is PauseMode.RETRACT:
-                    context = len(sample.request.input_ids) + sample.done
-                    sample.prefill_left_s = context / self.options.prefill_tokens_per_s
+                    sample.prefill_left_s = sample.context / self.options.prefill_tokens_per_s
                 await sample.wake.wait()
+                continue
+            if self.cache.retracts(sample):
+                await self.cache.enter(sample, first=True)
+                sample.prefill_left_s = sample.context / self.options.prefill_tokens_per_s
                 continue
             label = self._weights.label
             started_s = self._clock.now_s()
             rate = self.options.tokens_per_s / (1 + self.options.crowding * (len(self._decoding) - 1))
             left_s = (len(sample.answer.tokens) - sample.done - into_next_token) / rate
-            await self._sleep_unless(sample.wake, sample.prefill_left_s + left_s)
+            sleep_s = min(sample.prefill_left_s + left_s, self.cache.look_in_s(rate))
+            await self._sleep_unless(sample.wake, sleep_s)
             passed_s = self._clock.now_s() - started_s
             prefilled_s = min(sample.prefill_left_s, passed_s)
             sample.prefill_left_s -= prefilled_s
