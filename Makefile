@@ -341,7 +341,7 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-calls bench-cluster bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-peers bench-pull bench-reload bench-sites bench-stages bench-streaming bench-staleness bench-wait
+.PHONY: bench bench-calls bench-cluster bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-peers bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-staleness bench-wait
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -383,6 +383,10 @@ bench-import: install ## how long the import of the client takes, beside its dep
 bench-reload: ## tokens per second of a real engine with a weight update every 2 s against none (about 12 minutes)
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m bench.reload $(BENCH_ARGS)
+
+bench-reward: ## what staleness costs in reward on the demo's task, by policy and loss, three seeds (about 1 hour; goes on where it was ended)
+	@$(MAKE) -j2 install install-sglang
+	@$(BIN)/python -m bench.reward $(BENCH_ARGS)
 
 bench-sites: install ## groups and weights between sites 100 ms apart with losses, beside none (root; about 13 minutes)
 	@$(BIN)/python -m bench.sites $(BENCH_ARGS)
