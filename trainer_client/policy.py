@@ -20,7 +20,7 @@ from trainer_client.field_names import NamedFields, check_names
 OverflowAction: TypeAlias = Literal["drop_oldest", "block", "reject"]
 StaleAction: TypeAlias = Literal["drop", "recycle", "wait"]
 StalenessMeasure: TypeAlias = Literal["head", "mean", "tail"]
-Order: TypeAlias = Literal["fifo", "lifo", "stalest_first", "priority"]
+Order: TypeAlias = Literal["fifo", "lifo", "stalest_first", "priority", "submission"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,10 @@ class Policy(NamedFields):
     """
     order: Order | None = None
     """Order in which queued groups enter batches; default fifo."""
+    order_window_groups: int | None = None
+    """Window W of the order submission: no batch takes a group that began W or more groups after one that is still
+    generated. Default 0: batches wait for nobody.
+    """
     environments: Mapping[str, Environment | int] = field(default_factory=dict)
     """Shares and priorities by the environment's name; a number is its share."""
 
@@ -146,7 +150,9 @@ class Policy(NamedFields):
     fresh_start_ms: int | None = None
     """Longest time in ms that an engine gets no new group because it is about to load; default 30,000, 0: never."""
     stale_wait_ms: int | None = None
-    """Longest time in ms that a batch waits for groups in flight, with stale_action "wait"; default 60,000."""
+    """Longest time in ms that a batch waits for groups in flight, with stale_action "wait" or order_window_groups;
+    default 60,000.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.environments, Mapping):

@@ -89,7 +89,7 @@ def _both(_tag: str, fields: Fields) -> tuple[int, int]:
 
 
 def _short(step: int, fields: Fields) -> ops.Short:
-    revision, queued, needed, leased, pending, asked, awaited = fields
+    revision, queued, needed, leased, pending, asked, awaited, first = fields
     hint = ""
     if leased == 0 and pending == 0:
         hint = "no task is pending or leased: the trainer's feeder has submitted too few"
@@ -98,8 +98,11 @@ def _short(step: int, fields: Fields) -> ops.Short:
     elif leased == 0:
         hint = f"no worker holds a lease though {pending} tasks are pending"
     if awaited:
-        hint = f"{awaited} group{'s' * (awaited > 1)} in flight, too stale for the next batch (stale_action wait)"
-    return ops.Short(revision, step, queued, needed, leased, pending, hint, awaited)
+        groups = f"{awaited} group{'s' * (awaited > 1)} in flight"
+        hint = f"{groups}, too stale for the next batch (stale_action wait)"
+        if first:
+            hint = f"{groups} that began order_window_groups before the next ones, first of all task {text(first)}"
+    return ops.Short(revision, step, queued, needed, leased, pending, hint, awaited, text(first))
 
 
 def _batch(fields: Fields) -> ops.Batch:

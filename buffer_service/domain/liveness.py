@@ -29,6 +29,7 @@ def refuse_what_cannot_progress(policy: "RunPolicy") -> None:
     _refuse_closed_gates(policy)
     _refuse_short_lookahead(policy)
     _refuse_waits_for_more_than_fits(policy)
+    _refuse_windows_without_room(policy)
 
 
 def _refuse_empty_filters(policy: "RunPolicy") -> None:
@@ -134,12 +135,41 @@ def _refuse_waits_for_more_than_fits(policy: "RunPolicy") -> None:
     if not 0 <= policy.max_lookahead <= policy.max_staleness:
         why = f"wait needs max_lookahead, at most max_staleness {policy.max_staleness}: more cannot be trained in time"
         raise InvalidPolicy("stale_action", why)
-    admitted = (policy.max_lookahead + 1) * policy.batches_per_publish * policy.batch_groups
-    if policy.max_queued_groups < admitted:
-        why = f"{policy.max_queued_groups} is below {admitted}: wait needs room for all that max_lookahead admits"
-        raise InvalidPolicy("max_queued_groups", why)
+    _require_room_for_what_is_admitted(policy, "wait")
     if policy.batch_tokens:
         raise InvalidPolicy("stale_action", "wait needs batches of batch_groups groups, without batch_tokens")
+
+
+def _refuse_windows_without_room(policy: "RunPolicy") -> None:
+    """A batch that waits for the oldest group in flight needs room for it, as above.
+
+    Everything in flight ends, as a group or as freed capacity, and beyond what admission allows nothing begins. So the
+    oldest one ends too, or nothing is in flight any more; then there is no window.
+    """
+    if policy.order != "submission" or not policy.order_window_groups:
+        return
+    name = "order_window_groups"
+    if policy.batch_tokens:
+        raise InvalidPolicy(name, "needs batches of batch_groups groups, without batch_tokens")
+    if policy.max_lookahead < 0 and not policy.reserve_queue_space:
+        why = "needs reserve_queue_space or max_lookahead: a group that a batch waits for must find room in the queue"
+        raise InvalidPolicy(name, why)
+    held = policy.max_queued_groups
+    if not policy.reserve_queue_space:
+        held = _require_room_for_what_is_admitted(policy, name)
+    beside = policy.uncommitted_batches * policy.batch_groups
+    if 0 < policy.quota_groups < held + beside:
+        why = f"{policy.quota_groups} is below {held + beside}: {name} needs room for all that is admitted"
+        raise InvalidPolicy("quota_groups", f"{why}, beside {beside} uncommitted groups")
+
+
+def _require_room_for_what_is_admitted(policy: "RunPolicy", who: str) -> int:
+    """Return how many groups max_lookahead lets exist. Raises InvalidPolicy where the queue cannot hold them."""
+    admitted = (policy.max_lookahead + 1) * policy.batches_per_publish * policy.batch_groups
+    if policy.max_queued_groups < admitted:
+        why = f"{policy.max_queued_groups} is below {admitted}: {who} needs room for all that max_lookahead admits"
+        raise InvalidPolicy("max_queued_groups", why)
+    return admitted
 
 
 def most_batch_groups(policy: "RunPolicy", most: int) -> int:

@@ -54,6 +54,7 @@ class Order(StrEnum):
     LIFO = "lifo"
     STALEST_FIRST = "stalest_first"
     PRIORITY = "priority"
+    SUBMISSION = "submission"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,7 @@ class RunPolicy:
     max_unavailable_engines: Annotated[int, Between(0, 1_000_000)] = 0
     fresh_start_ms: Annotated[int, Between(0, 600_000)] = 30_000
     stale_wait_ms: Annotated[int, Between(0, 3_600_000)] = 60_000
+    order_window_groups: Annotated[int, Between(0, 10_000_000)] = 0
 
     def __post_init__(self) -> None:
         if self.max_queued_groups == 0:

@@ -13,7 +13,7 @@ from typing import assert_never, cast
 from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity
 from buffer_service.domain.gate import aged_out, too_stale
 from buffer_service.domain.ops import Amount
-from buffer_service.domain.policy import UNSET, RunPolicy, StaleAction
+from buffer_service.domain.policy import UNSET, Order, RunPolicy, StaleAction
 from buffer_service.domain.quota import within_caps
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.simulator.buffer import DROPS, Losses
@@ -38,6 +38,9 @@ class CompactBuffer:
         self._leased = 0
         self._heads: Counter[int] = Counter()
         """Leased groups by the version that they began with."""
+        self._turns: dict[int, None] = {}
+        """Numbers of leased groups, the first one first, and the last that was given; in the order of submission."""
+        self._last_turn = 0
         self._published = 0
         self._next_step = 0
         self._published_steps = 0
@@ -70,6 +73,10 @@ class CompactBuffer:
             group.lease = (self._tasks, 0)
         self._leased += 1
         self._heads[group.head] += 1
+        if policy.order is Order.SUBMISSION:
+            self._last_turn += 1
+            group.sequence = self._last_turn
+            self._turns[group.sequence] = None
         return True
 
     def push(self, group: SimulatedGroup) -> bool:
@@ -103,6 +110,10 @@ class CompactBuffer:
             wanted = min(wanted, policy.micro_batch_groups)
         if len(self._queue) < wanted:
             return None
+        if policy.order_window_groups and self._turns:
+            end = next(iter(self._turns)) + policy.order_window_groups
+            if self._queue.count_below(end) < wanted:
+                return None
         last = self._in_step + wanted == policy.batch_groups
         chance = self._last_chance(train_version)
         if chance is not None and last and any(self._heads[head] for head in range(*chance)):
@@ -142,6 +153,7 @@ class CompactBuffer:
     def _accept(self, group: SimulatedGroup) -> None:
         self._leased -= 1
         self._heads[group.head] -= 1
+        self._turns.pop(group.sequence, None)
         self._queue.add(group)
 
     def _evict(self, train_version: int) -> None:

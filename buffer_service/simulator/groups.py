@@ -43,7 +43,9 @@ class SimulatedGroup:
         self.version_time = 0.0
         """∫ version dt over its responses' times in slots."""
         self.sequence = 0
-        """Number in the order of arrivals at the queue; set when it is queued."""
+        """Number in the order of arrivals at the queue, set when it is queued; in the order of submission that of
+        leases, set with the lease.
+        """
         self.lease: object = None
         """The buffer's own."""
         self.incarnation = 0

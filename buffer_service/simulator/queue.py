@@ -26,10 +26,12 @@ class Queue:
         self._by_age: _Rank = lambda group: group.age_milli(measure)
         self._in_order = {
             Order.FIFO: _arrival,
+            Order.SUBMISSION: _arrival,
             Order.PRIORITY: _arrival,
             Order.LIFO: lambda group: -group.sequence,
             Order.STALEST_FIRST: self._by_age,
         }[order]
+        self._by_submission = order is Order.SUBMISSION
         self._arrived = 0
 
     def __len__(self) -> int:
@@ -37,8 +39,9 @@ class Queue:
 
     def add(self, group: SimulatedGroup) -> None:
         """A group arrives."""
-        self._arrived += 1
-        group.sequence = self._arrived
+        if not self._by_submission:
+            self._arrived += 1
+            group.sequence = self._arrived
         self._groups[group.sequence] = group
         for rank, heap in self._heaps.items():
             heapq.heappush(heap, (rank(group), group.sequence))
@@ -48,6 +51,10 @@ class Queue:
     def remove(self, group: SimulatedGroup) -> None:
         """A group leaves."""
         del self._groups[group.sequence]
+
+    def count_below(self, end: int) -> int:
+        """Count the groups whose number is below `end`."""
+        return sum(number < end for number in self._groups)
 
     def oldest(self) -> SimulatedGroup:
         """The group that arrived first. Raises LookupError when there is none."""

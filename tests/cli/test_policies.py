@@ -72,7 +72,7 @@ def test_none_unsets() -> None:
         ("batch_groups=-1", "--set batch_groups", "0 to"),
         ("batch_groups=4294967296", "--set batch_groups", "0 to 4294967295"),
         ("equal_shards=2", "--set equal_shards", "true, false"),
-        ("order=random", "--set order", "fifo, lifo, stalest_first, priority"),
+        ("order=random", "--set order", "fifo, lifo, stalest_first, priority, submission"),
         ("preset=miles", "--set preset", "--preset"),
         ("environments=a", "--set environments", "environments.NAME.share"),
         ("environments.a.weight=1", "--set environments.a.weight", "environments.NAME.priority"),

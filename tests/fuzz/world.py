@@ -46,7 +46,7 @@ class World:
             max_pending_tasks=rng.choice((16, 64)),
             overflow_action=rng.choice((0, 1, 2, 3)),  # type: ignore[arg-type]
             stale_action=rng.choice((0, 1, 2, 3)),  # type: ignore[arg-type]
-            order=rng.choice((0, 1, 2, 3, 4)),  # type: ignore[arg-type]
+            order=rng.choice((0, 1, 2, 3, 4, 5)),  # type: ignore[arg-type]
             lease_ttl_ms=rng.choice((1_000, 5_000)),
             retained_steps=2,
         )

@@ -105,6 +105,20 @@ MIXTURES: dict[str, tuple[Fields, tuple[str, ...]]] = {
         },
         ("math", "code", "chat"),
     ),
+    "in order": ({"order": Order.SUBMISSION, "order_window_groups": 2, "stale_wait_ms": 500}, ("math",)),
+    "in order, shares": (
+        {
+            "order": Order.SUBMISSION,
+            "order_window_groups": N,
+            "stale_wait_ms": 500,
+            "environments": (
+                EnvironmentRule(environment="code", share=1),
+                EnvironmentRule(environment="math", share=5),
+                EnvironmentRule(environment="chat", share=0),
+            ),
+        },
+        ("math", "code", "chat"),
+    ),
     "lifo": ({"order": Order.LIFO}, ("math", "code")),
     "stalest first": ({"order": Order.STALEST_FIRST}, ("math",)),
     "priority": (

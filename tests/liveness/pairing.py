@@ -108,9 +108,13 @@ class Pairing:
         values["max_queued_groups"] += micro * self.habits.world_size or n
         if values.get("stale_action") is StaleAction.WAIT:
             values |= _with_turns_in_time(values)
+        if values.get("order_window_groups"):
+            values |= _with_room_for_what_is_admitted(values)
         queues = (prefetch + per_publish + 1) * (-(-n // micro) if micro else 1)
         if "quota_groups" in values:
             values["quota_groups"] += (prefetch + per_publish + 1) * n
+            if values.get("order_window_groups"):
+                values["quota_groups"] += values["max_queued_groups"]
         if "quota_tokens" in values:
             values["quota_tokens"] += queues * values["max_queued_tokens"]
         if "quota_bytes" in values:
@@ -124,3 +128,17 @@ def _with_turns_in_time(values: Mapping[str, Any]) -> dict[str, Any]:
     admitted = (ahead + 1) * values.get("batches_per_publish", 1) * values["batch_groups"]
     room = max(values["max_queued_groups"], admitted)
     return {"max_lookahead": ahead, "max_queued_groups": room, "batch_tokens": 0}
+
+
+def _with_room_for_what_is_admitted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a window needs beside its order."""
+    if values.get("reserve_queue_space"):
+        return {"batch_tokens": 0}
+    prefetch, per_publish = values.get("prefetch_batches", 0), values.get("batches_per_publish", 1)
+    ahead = values.get("max_lookahead", (prefetch + per_publish - 1) // per_publish)
+    admitted = (ahead + 1) * per_publish * values["batch_groups"]
+    return {
+        "max_lookahead": ahead,
+        "max_queued_groups": max(values["max_queued_groups"], admitted),
+        "batch_tokens": 0,
+    }

@@ -1,5 +1,6 @@
 """Either a policy is refused with a reason, or the trainer gets its batches, whatever the workers do."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -69,6 +70,14 @@ def test_with_anything_else_it_trains_or_is_refused_with_a_reason(admission: str
     for seed, (pairing, policy, refused_for) in enumerate(pairings(admission)):
         assert refused_for in {"", "max_lookahead"}
         train(policy, seed, pairing)
+
+
+@pytest.mark.parametrize("admission", options.ADMISSIONS)
+def test_a_window_of_the_order_needs_no_bound_in_time(admission: str) -> None:
+    for seed, (overflow, mixture) in enumerate(itertools.product(options.OVERFLOWS, ("in order", "in order, shares"))):
+        plain = Pairing.plain(admission, overflow, "no gate", "rewards")
+        pairing = plain.with_others(PLAIN | {"mixture": mixture, "shape": "micro-batches of 2", "quota": "groups"})
+        train(dataclasses.replace(pairing.policy(), stale_wait_ms=3_600_000), seed, pairing)
 
 
 def test_every_option_meets_every_other_but_where_one_refuses_the_other() -> None:

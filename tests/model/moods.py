@@ -187,6 +187,20 @@ MOODS = {
         },
         ("waiting",),
     ),
+    "in order": Mood(
+        {
+            **STEADY,
+            "submit": 8,
+            "lease": 12,
+            "fill_and_pull": 5,
+            "pull": 12,
+            "give_back": 5,
+            "time_passes": 5,
+            "update_policy": 2,
+            "resume": 2,
+        },
+        ("windowed",),
+    ),
     "rolling": Mood(
         {
             **STEADY,

@@ -96,6 +96,7 @@ EXPECTED = frozenset(
         "lease:behind:granted",
         "lease:behind:none",
         "pull:awaited",
+        "pull:awaited_by_turn",
         *(f"load:{answer}" for answer in ("granted", "refused", "unlimited", "not_in_service", "over", "not_its_turn")),
         "engine:forgotten",
         "worker:forgotten",
@@ -220,7 +221,8 @@ def observe(
             _count_batch(seen, entry.args[0], reply, before, after)
         case ops.Short():
             seen["pull:short"] += 1
-            seen["pull:awaited"] += reply.awaited > 0
+            seen["pull:awaited"] += reply.awaited > 0 and not reply.awaited_task
+            seen["pull:awaited_by_turn"] += bool(reply.awaited_task)
         case ops.EngineReported():
             seen[f"load:{_answer(entry.args[0], reply, after.policy)}"] += 1
         case ops.Resumed() if reply.term > before.view.term:

@@ -195,6 +195,17 @@ def _waiting(draw: Draw, values: Values) -> Values:
     }
 
 
+def _windowed(draw: Draw, values: Values) -> Values:
+    """Batches take what began in order, within a window that is mostly narrow."""
+    return {
+        "order": Order.SUBMISSION,
+        "order_window_groups": draw.pick((1, 1, 2, 3, 6)),
+        "stale_wait_ms": draw.pick((0, 100, 60_000, 60_000)),
+        "max_inflight_groups": 0,
+        "reserve_queue_space": draw.rarely(3),
+    }
+
+
 def _recording(draw: Draw, values: Values) -> Values:
     return {"record_groups": True}
 
@@ -226,6 +237,7 @@ FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "recording": _recording,
     "rolling": _rolling,
     "waiting": _waiting,
+    "windowed": _windowed,
 }
 
 
@@ -245,6 +257,17 @@ def _with_turns_in_time(values: Values) -> Values:
     }
 
 
+def _with_room_for_windows(values: Values) -> Values:
+    """Room in the queue for all that is admitted."""
+    ahead = max(values["max_lookahead"], _least_staleness(values))
+    if values["reserve_queue_space"]:
+        room = {}
+    else:
+        admitted = (ahead + 1) * values["batches_per_publish"] * values["batch_groups"]
+        room = {"max_lookahead": ahead, "max_queued_groups": max(values["max_queued_groups"], admitted)}
+    return room | {"max_queued_tokens": 0, "quota_tokens": 0, "quota_groups": 0, "batch_tokens": 0}
+
+
 def _least_staleness(values: Values) -> int:
     prefetch, per_publish = values["prefetch_batches"], values["batches_per_publish"]
     return int((prefetch + per_publish - 1) // per_publish)
@@ -260,6 +283,8 @@ def _possible(values: Values) -> Values:
         values["max_queued_tokens"] = max(values["max_queued_tokens"], least_tokens)
     if values["stale_action"] is StaleAction.WAIT:
         values |= _with_turns_in_time(values)
+    if values.get("order") is Order.SUBMISSION and values.get("order_window_groups"):
+        values |= _with_room_for_windows(values)
     if values.get("cancel_stale_leases"):
         values["staleness_measure"] = StalenessMeasure.HEAD
         values["max_staleness"] = max(values["max_staleness"], _least_staleness(values))

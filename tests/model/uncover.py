@@ -67,8 +67,9 @@ def _without_caps(policy: RunPolicy) -> RunPolicy:
     """Nothing keeps work back but age: partial rollouts and groups from before the next version are too stale."""
     return dataclasses.replace(
         policy,
-        # Waiting needs the lookahead.
+        # Waiting needs the lookahead, and a window room.
         stale_action=StaleAction.DROP if policy.stale_action is StaleAction.WAIT else policy.stale_action,
+        order_window_groups=0,
         batch_groups=1,
         batch_tokens=0,
         micro_batch_groups=0,

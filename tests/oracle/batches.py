@@ -46,7 +46,7 @@ def pull(run: RunState, request: Pull) -> Batch | Short:
 
     plan = micro_batches.plan(run, request, step)
     _evict(run, plan.form.train_version)
-    awaited = micro_batches.awaited(run, plan, step)
+    awaited, awaited_task = micro_batches.awaited(run, plan, step)
     if not awaited and micro_batches.is_ready(run, plan):
         run.world_size = request.world_size
         return _reply(run, request, micro_batches.close(run, request.world_size, plan, step), replayed=False)
@@ -62,6 +62,7 @@ def pull(run: RunState, request: Pull) -> Batch | Short:
         len(run.pending),
         blocked_hint="",
         awaited=awaited,
+        awaited_task=awaited_task,
     )
 
 

@@ -23,7 +23,7 @@ from buffer_service.domain.ops import (
     TaskSink,
     sink_of,
 )
-from buffer_service.domain.policy import StaleAction
+from buffer_service.domain.policy import Order, StaleAction
 from buffer_service.rules.transitions import TaskState
 from tests.oracle import evaluation_leases, fresh_start
 from tests.oracle.records import Lease, PartialRollout, Task, Worker
@@ -201,6 +201,9 @@ def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> tuple[list[Task], bool]
         kept = task.partial_rollout
         task.lease_head = loaded if kept is None or kept.head is None else min(loaded, kept.head)
         task.awaited = task.lease_head if run.policy.stale_action is StaleAction.WAIT else None
+        if run.policy.order is Order.SUBMISSION:
+            run.take_place(task)
+        task.holds_window = run.has_window
         run.leases.open(task, Lease(ask.worker_id, ask.instance_id, run.now + run.policy.lease_ttl_ms))
         run.count("leases_granted")
         granted.append(task)

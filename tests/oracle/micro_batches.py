@@ -71,19 +71,52 @@ def last_chance(run: RunState, form: Form) -> int | None:
     return max(form.train_version, following) - run.policy.max_staleness
 
 
-def awaited(run: RunState, micro_batch_plan: Plan, step: Step | None) -> int:
-    """Count the leased tasks for which the last micro-batch of a step waits, once enough is queued for it."""
+def window_end(run: RunState) -> int | None:
+    """Return the sequence from which on groups began too long after one in flight; None where there is no window."""
+    turns = [task.turn for task in run.leases.tasks.values() if task.holds_window and task.turn is not None]
+    return min(turns) + run.policy.order_window_groups if turns else None
+
+
+def awaited(run: RunState, micro_batch_plan: Plan, step: Step | None) -> tuple[int, str]:
+    """Count the leased tasks for which a micro-batch waits, once enough is queued for it; which began first, if it
+    waits by their turns.
+    """
+    if not is_ready(run, micro_batch_plan):
+        return 0, ""
+    first = ""
+    count = len(before := _awaited_turns(run, micro_batch_plan))
+    if before:
+        first = before[min(before)]
+    else:
+        count = _awaited_heads(run, micro_batch_plan, step)
+    if count and run.stale_wait[0] != run.next_step:
+        run.stale_wait = (run.next_step, run.now)
+    return (count, first) if count and run.now - run.stale_wait[1] < run.policy.stale_wait_ms else (0, "")
+
+
+def _awaited_turns(run: RunState, micro_batch_plan: Plan) -> dict[int, str]:
+    """Leased tasks by turn, those that hold up the first group beyond the window, if too few are within."""
+    end = window_end(run)
+    if end is None:
+        return {}
+    beyond = [group.sequence for group in run.queue if group.sequence >= end]
+    if len(run.queue) - len(beyond) >= micro_batch_plan.needed:
+        return {}
+    last = min(beyond) - run.policy.order_window_groups
+    leased = run.leases.tasks.values()
+    return {task.turn: task.task_id for task in leased if task.holds_window and task.turn and task.turn <= last}
+
+
+def _awaited_heads(run: RunState, micro_batch_plan: Plan, step: Step | None) -> int:
+    """Count the leased tasks that have their last chance with the last micro-batch of a step."""
     form, groups = micro_batch_plan.form, len(step.groups) if step else 0
     below = last_chance(run, form)
     is_last = not form.streamed or groups + micro_batch_plan.needed >= form.target
-    if below is None or not is_last or not is_ready(run, micro_batch_plan):
+    if below is None or not is_last:
         return 0
     last = form.train_version - run.policy.max_staleness
     heads = [task.awaited for task in run.leases.tasks.values() if task.awaited is not None]
-    count = sum(last <= head < below for head in heads)
-    if count and run.stale_wait[0] != run.next_step:
-        run.stale_wait = (run.next_step, run.now)
-    return count if count and run.now - run.stale_wait[1] < run.policy.stale_wait_ms else 0
+    return sum(last <= head < below for head in heads)
 
 
 def close(run: RunState, world_size: int, micro_batch_plan: Plan, step: Step | None) -> Step:
@@ -131,6 +164,8 @@ def _take(run: RunState, micro_batch_plan: Plan, world_size: int) -> list[Group]
     turns = run.queue_turns.copy()
     picked: list[Group] = []
     tokens = 0
+    # What is beyond the window is taken only after a wait in vain.
+    end = None if _awaited_turns(run, micro_batch_plan) else window_end(run)
     below = last_chance(run, form)
     while below is not None and len(picked) < micro_batch_plan.needed:
         stalest = run.queue.stalest(policy.staleness_measure)
@@ -140,7 +175,7 @@ def _take(run: RunState, micro_batch_plan: Plan, world_size: int) -> list[Group]
         picked.append(stalest)
     hurried = len(picked)
     while len(picked) < micro_batch_plan.needed:
-        group = run.queue.pick(run.mixture, policy.staleness_measure, turns)
+        group = run.queue.pick(run.mixture, policy.staleness_measure, turns, end)
         if group is None:
             break
         tokens += group.facts.tokens

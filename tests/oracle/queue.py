@@ -69,9 +69,11 @@ class GroupQueue:
         """The group made with the oldest versions, by that measure; the lowest sequence among equals."""
         return self._all.first(First.stalest(measure))
 
-    def pick(self, mixture: Mixture, measure: StalenessMeasure, turns: Stride) -> Group | None:
-        """The group that enters the next batch; it stays here, and its environment's turn is not taken yet."""
-        environment = mixture.turn(self._classes, turns)
+    def pick(self, mixture: Mixture, measure: StalenessMeasure, turns: Stride, end: int | None = None) -> Group | None:
+        """The group that enters the next batch, its sequence below `end`; it stays here, and its environment's turn is
+        not taken yet.
+        """
+        environment = mixture.turn(self._environments_below(end), turns)
         first, rank = _comparator(mixture, measure)
         if environment is not None:
             classes = list(self._classes[environment].values())
@@ -81,6 +83,14 @@ class GroupQueue:
             classes = [self._all]
         heads = (groups.first(first) for groups in classes)
         return min((head for head in heads if head is not None), key=rank, default=None)
+
+    def _environments_below(self, end: int | None) -> list[str]:
+        """Environments with a group whose sequence is below `end`."""
+        return [
+            environment
+            for environment, priorities in self._classes.items()
+            if end is None or any(one.sequence < end for groups in priorities.values() for one in groups)
+        ]
 
     def clamp(self, version: int) -> None:
         """Versions above `version` fall to it."""
@@ -101,7 +111,7 @@ class GroupQueue:
 def _comparator(mixture: Mixture, measure: StalenessMeasure) -> tuple[First, Callable[[Group], tuple[int, ...]]]:
     """Tell how an order finds the first of a class, and by what it compares the firsts of several."""
     match mixture.order:
-        case Order.FIFO:
+        case Order.FIFO | Order.SUBMISSION:
             return First.OLDEST, lambda group: (group.sequence,)
         case Order.LIFO:
             return First.NEWEST, lambda group: (-group.sequence,)

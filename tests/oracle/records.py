@@ -52,6 +52,10 @@ class Task:
     priority: int = 0
     awaited: int | None = None
     """Oldest version of its lease, where batches wait for that."""
+    turn: int | None = None
+    """Sequence that its group is to have, in the order of submission that of its first lease."""
+    holds_window: bool = False
+    """True while batches wait for its lease by its turn."""
     environment: str = ""
     spec: bytes = b""
     leaseless: bool = False

@@ -17,7 +17,7 @@ from buffer_service.domain.ops import (
     WeightVersion,
     groups,
 )
-from buffer_service.domain.policy import MAX_ENVIRONMENTS, RunPolicy, StaleAction
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, Order, RunPolicy, StaleAction
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.rules.pauses import Pause
 from buffer_service.rules.statistics import STATISTICS
@@ -99,6 +99,8 @@ class RunState:
     cursor: int = 0
     feeder_state: bytes = b""
     sequence: int = 0
+    turns: int | None = None
+    """The last turn that was given since order became submission."""
     last_submit: tuple[str, Submitted] | None = None
     last_resume: tuple[str, Resumed] | None = None
 
@@ -153,6 +155,11 @@ class RunState:
         self.totals.snapshots.clear()
         if policy.stale_action is not StaleAction.WAIT:
             self.await_nothing()
+        if not self.has_window:
+            for task in self.leases.tasks.values():
+                task.holds_window = False
+        if policy.order is not Order.SUBMISSION and self.turns is not None:
+            self.sequence, self.turns = max(self.sequence, self.turns), None
         if not self.mixture.has_shares:
             self.lease_turns.reset()
             self.queue_turns.reset()
@@ -196,6 +203,19 @@ class RunState:
         """A sequence number of its own, from 1."""
         self.sequence += 1
         return self.sequence
+
+    def take_place(self, task: Task) -> int:
+        """The sequence of a task's group, which in the order of submission is that of its first lease."""
+        if self.policy.order is not Order.SUBMISSION:
+            return self.next_sequence()
+        if task.turn is None:
+            self.turns = task.turn = (self.sequence if self.turns is None else self.turns) + 1
+        return task.turn
+
+    @property
+    def has_window(self) -> bool:
+        """Tell whether batches wait for leases by their turns."""
+        return self.policy.order is Order.SUBMISSION and self.policy.order_window_groups > 0
 
     # ── checks that operations share ──
 
@@ -328,11 +348,12 @@ class RunState:
 
     def new_group(self, task: Task, facts: GroupFacts, payload_key: str) -> Group:
         """A group that is about to be accepted, its versions as of now."""
+        sequence, task.turn = self.take_place(task), None
         return Group(
             group_id=group_id(task.task_id, task.incarnation),
             facts=facts,
             task=task,
-            sequence=self.next_sequence(),
+            sequence=sequence,
             head=self.timeline.effective(facts.head),
             tail=self.timeline.effective(facts.tail),
             mean_milli=self.timeline.effective_milli(facts.mean_milli, facts.tail.term),

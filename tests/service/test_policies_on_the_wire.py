@@ -68,6 +68,7 @@ ELABORATE = RunPolicy(
     max_unavailable_engines=3,
     fresh_start_ms=250,
     stale_wait_ms=30_000,
+    order_window_groups=7,
 )
 
 
@@ -155,7 +156,7 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name: str) -> None:
 @pytest.mark.parametrize(
     ("values", "field", "limit"),
     [
-        ({"order": 9}, "policy.order", "one of fifo, lifo, stalest_first, priority"),
+        ({"order": 9}, "policy.order", "one of fifo, lifo, stalest_first, priority, submission"),
         ({"staleness_measure": 4}, "policy.staleness_measure", "one of head, mean, tail"),
         ({"overflow_action": 9}, "policy.overflow_action", "one of drop_oldest, block, reject"),
         ({"stale_action": 9}, "policy.stale_action", "one of drop, recycle"),
@@ -165,6 +166,7 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name: str) -> None:
         ({"micro_batch_groups": 70_000}, "policy.micro_batch_groups", "between"),
         ({"wait_replicas": 17}, "policy.wait_replicas", "between 0 and 16"),
         ({"max_unavailable_engines": 1_000_001}, "policy.max_unavailable_engines", "between 0 and 1000000"),
+        ({"order_window_groups": 10_000_001}, "policy.order_window_groups", "between 0 and 10000000"),
         ({"stale_wait_ms": 3_600_001}, "policy.stale_wait_ms", "between 0 and 3600000"),
         ({"fresh_start_ms": 600_001}, "policy.fresh_start_ms", "between 0 and 600000"),
         ({"max_queued_groups": 0}, "policy.max_queued_groups", "unset for the default"),

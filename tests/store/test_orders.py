@@ -227,7 +227,7 @@ async def test_many_subqueues_are_merged_in_order(run: Run, order: Order) -> Non
             return (-index,)
         if order is STALEST:
             return (head, index)
-        if order is PRIORITY:
+        if order in {PRIORITY, Order.SUBMISSION}:  # Tasks are leased by priority.
             return (-(4 if environment == "e1" else priority), -priority, index)
         return (index,)
 

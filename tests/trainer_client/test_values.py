@@ -70,6 +70,7 @@ FULL = Policy(
     max_unavailable_engines=2,
     fresh_start_ms=100,
     stale_wait_ms=10,
+    order_window_groups=5,
 )
 
 

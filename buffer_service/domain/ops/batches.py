@@ -74,7 +74,11 @@ class Short:
     blocked_hint: str
     """"" or why nothing moves although there is work, e.g. `no worker has asked for a lease`."""
     awaited: int = 0
-    """Leased tasks whose groups would be too stale for the next batch: this one, which is complete, waits for them."""
+    """Leased tasks that a batch waits for which would be complete without: their groups would be too stale for the next
+    one, or began too long before those that are queued.
+    """
+    awaited_task: str = ""
+    """The one of these that began first, where the batch waits by the order of submission; else empty."""
 
 
 class ResumeMode(StrEnum):

@@ -312,7 +312,9 @@ class Task(google.protobuf.message.Message):
 
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Columns that the engine is to make beside the required ones, each once. There is one now: "sampling_mask"."""
+        """Columns that the engine is to make beside the required ones, each once: "sampling_mask", "entropy",
+        "routed_experts", and one "top_logprobs_K" with K from 1 to 1,024.
+        """
 
     def __init__(
         self,

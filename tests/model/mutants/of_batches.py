@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from buffer_service.domain.policy import StaleAction
 from buffer_service.rules.transitions import GroupState
-from tests.oracle import batches
+from tests.oracle import batches, micro_batches
 from tests.oracle.micro_batches import Plan
 from tests.oracle.records import Group
 from tests.oracle.rules.sharding import shard
@@ -72,6 +72,18 @@ def of_the_task(group: Group) -> str:
 
 def nothing_is_awaited(run: RunState, plan: Plan, step: Step | None) -> int:
     return 0
+
+
+def no_window(run: RunState) -> int | None:
+    return None
+
+
+_window_end = micro_batches.window_end
+
+
+def wider_window(run: RunState) -> int | None:
+    end = _window_end(run)
+    return None if end is None else end + 1
 
 
 def nothing_has_its_last_chance(run: RunState, form: Form) -> int | None:

@@ -7,6 +7,7 @@ from buffer_service.domain import ops
 from buffer_service.domain.admission import NO_OPEN_STEP, capacity, required_version
 from buffer_service.domain.gate import age_milli, aged_out, too_stale
 from buffer_service.domain.policy import Order, RunPolicy, StalenessMeasure
+from buffer_service.rules.transitions import TaskState
 from tests.oracle import leasing
 from tests.oracle.leases import LeaseBook
 from tests.oracle.pending import PendingTasks
@@ -82,6 +83,15 @@ def always_prolonged(run: RunState, task: Task) -> ops.LeaseState:
 
 
 _clamp_task = Task.clamp
+
+
+_take_place = RunState.take_place
+
+
+def new_place(run: RunState, task: Task) -> int:
+    if task.lease is None and task.state == TaskState.LEASED:
+        task.turn = None
+    return _take_place(run, task)
 
 
 def lease_heads_stay(task: Task, version: int) -> None:

@@ -155,7 +155,12 @@ MUTANTS: dict[str, Defect] = {
     "groups of steps are not clamped by a resume": Defect(
         "resumed", Group, "clamp", of_batches.only_queued_groups_are_clamped
     ),
-    "no batch waits for groups in flight": Defect("waiting", micro_batches, "awaited", of_batches.nothing_is_awaited),
+    "no batch waits for groups in flight": Defect(
+        "waiting", micro_batches, "_awaited_heads", of_batches.nothing_is_awaited
+    ),
+    "no batch waits for what began before": Defect("in order", micro_batches, "window_end", of_batches.no_window),
+    "a window is a group too wide": Defect("in order", micro_batches, "window_end", of_batches.wider_window),
+    "a place is new with every lease": Defect("in order", RunState, "take_place", of_tasks.new_place),
     "old groups do not go first": Defect(
         "waiting", micro_batches, "last_chance", of_batches.nothing_has_its_last_chance
     ),

@@ -12,7 +12,8 @@
 --         to this micro-batch; chunks are packed arrays of group records (Record) whose heads and tails are still to
 --         be clamped by the forks ({term, version}) after their term
 --       | {'short', revision, queued, needed, leased, pending, asked (1 when a worker has ever asked for a lease),
---         awaited}; awaited: leased tasks for which the batch waits, since they would be too stale for the next
+--         awaited, first}; awaited: leased tasks for which the batch waits, since they would be too stale for the next,
+--         or since queued groups began too long after them; first: the first of these, else ''
 --       | {'more'}: much was evicted, gathered for a large micro-batch, or put back; call again
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'world_size_mismatch' | 'replay_gap' |
 --         'step_ahead' | 'micro_batch_closed' | 'micro_batch_ahead' | 'run_paused' | 'failure_budget_exceeded' |
@@ -174,7 +175,10 @@ local function next_micro_batch()
   end
   local queued = Queue.count(ctx)
   local is_enough = queued >= size or (budget > 0 and ctx.ledger.groups.queued[A_TOKENS] >= budget)
-  local awaited = is_enough and gathered == 0 and MicroBatches.awaited(ctx, header, size) or 0
+  local awaited, first = 0, ''
+  if is_enough then
+    awaited, first = MicroBatches.awaited(ctx, header, size, gathered)
+  end
   if is_enough and queued >= multiple and awaited == 0 then
     local count = math.min(size - gathered, math.ceil(portion / multiple) * multiple)
     local is_last = gathered + count == size
@@ -206,7 +210,7 @@ local function next_micro_batch()
   -- With enough tokens it waits for a group for each rank.
   Run.want_groups(ctx, is_enough and multiple or size)
   return reply('short', end_run(), queued, size, leased, Pending.count(ctx), call('HEXISTS', RUN, 'asked'),
-    awaited)
+    awaited, first)
 end
 
 return next_micro_batch()

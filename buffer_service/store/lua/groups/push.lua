@@ -182,7 +182,7 @@ end
 
 -- Accepts a group; `filter` is the statistic under which it ends at once, nil when it is queued.
 local function accept(group, task, attempt, filter)
-  state.sequence = state.sequence + 1
+  local sequence = Tasks.turn(ctx, task)
   state.leaseless = state.leaseless or attempt == 0 or nil
   local task_id, environment = group[P_TASK_ID], group[P_ENVIRONMENT]
   Accepted.add(ctx, group, task, attempt)
@@ -198,11 +198,11 @@ local function accept(group, task, attempt, filter)
   Ledger.move_task(ctx, task, 'completed')
   Tasks.drop_partial_rollout(task)
   task.accepted, task.body, task.worker, task.instance = attempt, group[P_PAYLOAD], '', ''
-  task.filtered, task.group = filter and true or nil, state.sequence
+  task.filtered, task.group, task.turn = filter and true or nil, sequence, nil
   ctx.tasks[task_id] = task
   Run.keep_back(ctx, 'HSET', key('tasks'), task_id, pack(task))
   local made = {
-    format('%s/%d', task_id, group[P_INCARNATION]), task_id, state.sequence, group[P_PAYLOAD],
+    format('%s/%d', task_id, group[P_INCARNATION]), task_id, sequence, group[P_PAYLOAD],
     Timeline.effective(ctx, group[P_HEAD_TERM], group[P_HEAD]),
     Timeline.effective(ctx, group[P_TAIL_TERM], group[P_TAIL]), state.term,
     group[P_SAMPLES], group[P_TOKENS], group[P_LOSS_TOKENS], group[P_SIZE_BYTES], group[P_SPANS], environment,
@@ -222,7 +222,7 @@ local function accept(group, task, attempt, filter)
   end
   if Run.is_recorded(ctx) then
     Run.record(ctx, 'accepted', {
-      ctx.now, made[G_ID], state.sequence, environment, group[P_RESPONSE_LENGTHS], group[P_REWARDS],
+      ctx.now, made[G_ID], sequence, environment, group[P_RESPONSE_LENGTHS], group[P_REWARDS],
       group[P_TOKENS], group[P_SIZE_BYTES],
       made[G_HEAD], made[G_TAIL], made[G_MEAN], filter and 'filtered' or 'queued', group[P_PAYLOAD],
     })

@@ -18,7 +18,7 @@ local refusal = Run.open(ctx, seen)
 if refusal then
   return refusal
 end
-local policy, topics = ctx.policy, ctx.topics
+local state, policy, topics = ctx.state, ctx.policy, ctx.topics
 for name, value in pairs(expected or {}) do
   -- A field that is not stored was not known when the run was made, and nobody has changed it.
   if policy[name] ~= nil and pack(policy[name]) ~= pack(value) then
@@ -39,8 +39,15 @@ end
 if ctx.changed then
   call('HSET', RUN, 'policy', pack(policy))
   Totals.forget_snapshots()
-  if policy.stale_action ~= 'wait' then
+  if not Tasks.heads_are_awaited(ctx) then
     call('DEL', key('lease_heads'))
+  end
+  if not Tasks.turns_are_awaited(ctx) then
+    call('DEL', key('lease_turns'))
+  end
+  if policy.order ~= 'submission' and state.turns then
+    -- What comes from now on comes after all that has a turn.
+    state.sequence, state.turns = math.max(state.sequence, state.turns), nil
   end
   Gathering.void(ctx)
   topics.groups, topics.tasks, topics.space, topics.weights = true, true, true, true

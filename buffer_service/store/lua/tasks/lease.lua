@@ -128,8 +128,16 @@ local function lease(task_id, task)
   end
   call('ZADD', Tasks.leases_of(task), format('%d', ctx.now + policy.lease_ttl_ms), member)
   call('SADD', held, member)
-  if Tasks.are_awaited(ctx) and not task.evaluation then
-    call('ZADD', key('lease_heads'), format('%d', task.lease_head), member)
+  if not task.evaluation then
+    if Tasks.heads_are_awaited(ctx) then
+      call('ZADD', key('lease_heads'), format('%d', task.lease_head), member)
+    end
+    if policy.order == 'submission' then
+      Tasks.turn(ctx, task)
+    end
+    if Tasks.turns_are_awaited(ctx) then
+      call('ZADD', key('lease_turns'), format('%d', task.turn), member)
+    end
   end
   Tasks.save(task_id, task)
 end

@@ -35,17 +35,41 @@ function MicroBatches.last_chance(ctx, header)
   return 1000 * (following - policy.max_staleness)
 end
 
--- Leased tasks for which the step's last micro-batch has to wait: as many as have their last chance with it. None once
--- it has waited for stale_wait_ms. Leases that were given before the last resume are not waited for.
-function MicroBatches.awaited(ctx, header, size)
+-- Leased tasks that have their last chance with the step's last micro-batch. Leases that were given before the last
+-- resume are not waited for.
+function MicroBatches.awaited_heads(ctx, header, size)
   local below = header.groups + size >= header.target and MicroBatches.last_chance(ctx, header)
   if not below then
     return 0
   end
   local last = header.train_version - ctx.policy.max_staleness
-  local count = call('ZCOUNT', key('lease_heads'), format('%d', last), format('(%d', below / 1000))
-  if count == 0 then
+  return call('ZCOUNT', key('lease_heads'), format('%d', last), format('(%d', below / 1000))
+end
+
+-- Leased tasks that hold up the first queued group beyond the window of the order `submission`, where fewer than `size`
+-- groups are within it, with `gathered` ones. ctx.window: the sequence at which it ends, nil where there is none.
+function MicroBatches.awaited_turns(ctx, size, gathered)
+  local first = Tasks.turns_are_awaited(ctx) and call('ZRANGE', key('lease_turns'), 0, 0, 'WITHSCORES')[2]
+  if not first then
     return 0
+  end
+  local wide = ctx.policy.order_window_groups
+  ctx.window = tonumber(first) + wide
+  local within, beyond = Queue.split_by_window(ctx)
+  return gathered + within < size and call('ZCOUNT', key('lease_turns'), '-inf', format('%d', beyond - wide)) or 0
+end
+
+-- Leased tasks for which a micro-batch of `size` groups has to wait, and the one whose turn is first where they are
+-- waited for by turns, else ''. None once the step has waited for stale_wait_ms.
+function MicroBatches.awaited(ctx, header, size, gathered)
+  local count, first = MicroBatches.awaited_turns(ctx, size, gathered), ''
+  if count > 0 then
+    first = Tasks.id_of_entry(call('ZRANGE', key('lease_turns'), 0, 0)[1])
+  elseif gathered == 0 then
+    count = MicroBatches.awaited_heads(ctx, header, size)
+  end
+  if count == 0 then
+    return 0, ''
   end
   local raw = call('HGET', RUN, 'stale_wait')
   local since = raw and unpack_msg(raw)
@@ -53,7 +77,13 @@ function MicroBatches.awaited(ctx, header, size)
     since = {ctx.state.next_step, ctx.now}
     call('HSET', RUN, 'stale_wait', pack(since))
   end
-  return ctx.now - since[2] < ctx.policy.stale_wait_ms and count or 0
+  if ctx.now - since[2] < ctx.policy.stale_wait_ms then
+    return count, first
+  end
+  if first ~= '' then
+    ctx.window = nil
+  end
+  return 0, ''
 end
 
 -- Takes `count` groups out of the queue: those that have their last chance first, then by the policy's order.

@@ -9,7 +9,8 @@
 -- Hash `subqueues` names those that are not empty.
 --
 -- ctx.subqueues, subqueue_by: subqueues that this call has met, in a list, and by environment and priority;
--- all_subqueues: true once these are all; queued: groups of all subqueues.
+-- all_subqueues: true once these are all; queued: groups of all subqueues; window: the sequence from which on no group
+-- may be taken, nil for none (MicroBatches).
 
 -- @include record
 -- @include blocks
@@ -155,6 +156,25 @@ function Queue.load(ctx, blocks)
   return groups
 end
 
+-- Groups that are queued within ctx.window, and the first sequence that is not, nil for none.
+function Queue.split_by_window(ctx)
+  local within, beyond = 0, nil
+  for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+    local count = Queue.takeable(ctx, subqueue)
+    within = within + count
+    local first = call('ZRANGE', subqueue.q, count, count)[1]
+    if first and (not beyond or tonumber(first) < beyond) then
+      beyond = tonumber(first)
+    end
+  end
+  return within, beyond
+end
+
+-- Groups of a subqueue that may be taken.
+function Queue.takeable(ctx, subqueue)
+  return ctx.window and call('ZCOUNT', subqueue.q, '-inf', format('(%d', ctx.window)) or subqueue.count
+end
+
 function Queue.by_sequence(_, _, score)
   return score
 end
@@ -176,7 +196,8 @@ function Queue.subqueue_sources(ctx, subqueues, order)
   local sources = {}
   for index, subqueue in ipairs(subqueues) do
     local source = {
-      at = subqueue.q, environment = subqueue.environment, size = subqueue.count, rank = Queue.by_sequence,
+      at = subqueue.q, environment = subqueue.environment, size = Queue.takeable(ctx, subqueue),
+      rank = Queue.by_sequence,
     }
     if order == 'lifo' then
       source.reversed, source.rank = true, Queue.by_reversed_sequence
@@ -185,7 +206,7 @@ function Queue.subqueue_sources(ctx, subqueues, order)
     elseif order == 'priority' then
       source.rank, source.own = Queue.by_priority, subqueue.priority
       source.effective = Picking.priority_of(ctx, subqueue.environment, subqueue.priority)
-    elseif order ~= 'fifo' then
+    elseif order ~= 'fifo' and order ~= 'submission' then
       error('unknown order ' .. order)
     end
     sources[index] = source

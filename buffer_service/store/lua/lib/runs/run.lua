@@ -10,11 +10,11 @@
 --
 -- state: revision, term, version (published), next_step, micro-batches (closed ones of the step that is being formed),
 -- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps (that the last
--- publish covered), world_size, cursor, sequence, tickets (given to blocked pushes), ended_sequence, ended_through
--- (tombstones up to it may go), leaseless (true once a group was accepted without a lease, absent before), forgotten
--- (Remembered), retained_bytes (of trained steps that are not checkpointed), created_ms, paused, held,
--- draining, resuming (Resuming), gathered (Gathering), seen (highest revision that a caller proved
--- while the store was behind it), last_error, forks ({{term, version}, ...}).
+-- publish covered), world_size, cursor, sequence, turns (the last one given, Tasks.turn, absent before), tickets (given
+-- to blocked pushes), ended_sequence, ended_through (tombstones up to it may go), leaseless (true once a group was
+-- accepted without a lease, absent before), forgotten (Remembered), retained_bytes (of trained steps that are not
+-- checkpointed), created_ms, paused, held, draining, resuming (Resuming), gathered (Gathering), seen (highest revision
+-- that a caller proved while the store was behind it), last_error, forks ({{term, version}, ...}).
 
 -- Libraries are tables, named as their files with a capital; what one call knows is in `ctx`, which they pass along.
 

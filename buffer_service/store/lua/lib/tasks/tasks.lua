@@ -5,13 +5,13 @@
 -- lease), lease_term and lease_head (the oldest weights that the lease's tokens come from, as of that term), granted
 -- (ms, when the last lease was given), error (the last), accepted (attempt whose group was accepted, 0 without a
 -- lease, -1 none), body (its payload key), group (its sequence, absent before) and filtered (true when the filter ended
--- it, else absent), and of its partial rollout: payload (key, '' for none), head_term, head (-1: none), tokens. The
--- spec is in hash `specs`.
+-- it, else absent), turn (the sequence that its group is to have, Tasks.turn, else absent), and of its partial rollout:
+-- payload (key, '' for none), head_term, head (-1: none), tokens. The spec is in hash `specs`.
 --
 -- Indexes: Pending holds the pending ones, `leases` (score: expiry) the leased ones, set `held:<worker>` a
--- worker's leased ones, `lease_heads` (score: lease_head) those for which batches wait, `ended` (score: order of
--- ending) the tombstones that are in no assembled step. Members of all but `ended` are Tasks.entry: fixed-width
--- sequence, then the task id, so that ties go by sequence.
+-- worker's leased ones, `lease_heads` (score: lease_head) and `lease_turns` (score: turn) those for which batches wait,
+-- `ended` (score: order of ending) the tombstones that are in no assembled step. Members of all but `ended` are
+-- Tasks.entry: fixed-width sequence, then the task id, so that ties go by sequence.
 --
 -- A task's sink is where its result goes: the queue, or, where the record names an `evaluation`, that one's results.
 -- Those are pinned to a version, their records, pending ones and ended ones are kept by Evaluations, and their leases
@@ -149,9 +149,30 @@ function Tasks.promote_due(ctx, limit)
   end
 end
 
--- Whether batches wait for leased tasks (MicroBatches.awaited), which then are in `lease_heads`.
-function Tasks.are_awaited(ctx)
+-- Whether batches wait for leased tasks (MicroBatches.awaited) by their heads, which then are in `lease_heads`.
+function Tasks.heads_are_awaited(ctx)
   return ctx.policy.stale_action == 'wait'
+end
+
+-- The same by their turns, and `lease_turns`.
+function Tasks.turns_are_awaited(ctx)
+  return ctx.policy.order == 'submission' and ctx.policy.order_window_groups > 0
+end
+
+-- The sequence that the task's group is to have: in the order of submission that of the task's first lease, else of the
+-- group's acceptance. Turns follow each other without a gap, so that a window counts groups: they are counted by
+-- state.turns, from the sequence that the run had when the order began.
+function Tasks.turn(ctx, task)
+  local state = ctx.state
+  if ctx.policy.order ~= 'submission' then
+    state.sequence = state.sequence + 1
+    return state.sequence
+  end
+  if not task.turn then
+    state.turns = (state.turns or state.sequence) + 1
+    task.turn = state.turns
+  end
+  return task.turn
 end
 
 -- Takes a leased task out of the indexes, together with others of this call.
@@ -161,8 +182,12 @@ function Tasks.end_lease(ctx, task_id, task)
   Run.keep_back(ctx, 'SREM', key('held:' .. task.worker), member)
   if not task.evaluation then
     ctx.topics.tasks = true
-    if Tasks.are_awaited(ctx) then
+    if Tasks.heads_are_awaited(ctx) then
       Run.keep_back(ctx, 'ZREM', key('lease_heads'), member)
+      ctx.topics.groups = true
+    end
+    if Tasks.turns_are_awaited(ctx) then
+      Run.keep_back(ctx, 'ZREM', key('lease_turns'), member)
       ctx.topics.groups = true
     end
   end
