@@ -73,7 +73,7 @@ LIVE = (
 
 
 REAL = ("queue_drop(1)", "one_step_off")
-REAL_STEPS, REAL_TURNS = 8, (OFF, ON, ON, OFF, OFF, ON)
+REAL_STEPS, REAL_TURNS = 6, (OFF, ON, ON, OFF, OFF, ON)
 
 
 def simulations(steps: int) -> list[tuple[str, float, float, list[Simulation]]]:

@@ -166,8 +166,8 @@ def frontiers(rows: Sequence[Row]) -> dict[Setting, list[Point]]:
     """Points of the settings that have all policies."""
     found: dict[Setting, list[Point]] = {}
     for row in rows:
-        values = {name: tuple(value) if name == "spread" else value for name, value in row.items()}
-        setting = values.pop("rho"), values.pop("sigma")
+        values: dict[str, Any] = {**row, "spread": tuple(row["spread"])}
+        setting = (values.pop("rho"), values.pop("sigma"))
         found.setdefault(setting, []).append(Point(**values))
     return {setting: points for setting, points in found.items() if len(points) == len(POLICIES)}
 

@@ -24,7 +24,7 @@ from trainer_client.state import RunState
 from trainer_client.tasks import SamplingParams, Task
 
 ENGINES = 2
-GROUPS, GROUP_SIZE, MOST_TOKENS, PROMPT = 32, 4, 256, 12
+GROUPS, GROUP_SIZE, MOST_TOKENS, PROMPT = 24, 4, 256, 12
 GROUPS_PER_ENGINE = 10
 CALIBRATION, SETTLING = 4, 2
 """Steps before the first window, without training; steps before each window that do not count."""
@@ -73,7 +73,11 @@ def _measured(
     urls: Sequence[str],
     steps: int,
 ) -> list[dict[str, Any]]:
-    flags = [word for url in urls for word in ("--engine", url)]
+    flags = [
+        *(word for url in urls for word in ("--engine", url)),
+        *("--base-model", str(models[0]), "--groups-per-engine", str(GROUPS_PER_ENGINE)),
+        *("--weights-dir", str(at / "weights"), "--drain-grace-s", "5"),
+    ]
     found = []
     with (
         service(at, "process") as served,
@@ -82,11 +86,7 @@ def _measured(
         client.session(
             "real", policy=Policy(preset=preset, batch_groups=GROUPS), tasks=_tasks(), publisher=publisher
         ) as session,
-        worker(
-            *(served.address, "real", at / "worker.log", *flags, "--base-model", str(models[0])),
-            *("--groups-per-engine", str(GROUPS_PER_ENGINE), "--weights-dir", str(at / "weights")),
-            *("--drain-grace-s", "5"),
-        ),
+        worker(served.address, "real", at / "worker.log", *flags),
         _Loads(served.address) as loads,
     ):
         trainer = _Trainer(session, models, loads)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from buffer_service.observability.estimate.closed_forms import ROUGH_ABOVE, ROUGH_BELOW
 from buffer_service.simulator import SimulationResult
@@ -14,7 +14,7 @@ from rollout_lab.frontier import Point, beaten_by
 from rollout_lab.planner import Choice, Setting
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 _BLUE, _RED, _GREY = "#0b6e99", "#d1603d", "#999999"
 
@@ -95,8 +95,8 @@ def plot_trials(trials: Sequence[Trial], title: str, path: Path) -> None:
 def plot_frontiers(settings: Mapping[str, Sequence[Point]], path: Path) -> None:
     """Staleness over throughput of the same policies in each setting, by number; large those that none beats there."""
     figure = _figure(12.0, 8.0)
-    keys, *rows = figure.subfigures(1, 2, width_ratios=(1, 3.2))
-    panels = rows[0].subplots(2, (len(settings) + 1) // 2, squeeze=False).flat
+    keys, drawn = cast("Sequence[SubFigure]", figure.subfigures(1, 2, width_ratios=(1, 3.2)))
+    panels = drawn.subplots(2, (len(settings) + 1) // 2, squeeze=False).flat
     colours = None
     for axes, (setting, points) in zip(panels, settings.items(), strict=False):
         for kept in (False, True):
@@ -105,21 +105,35 @@ def plot_frontiers(settings: Mapping[str, Sequence[Point]], path: Path) -> None:
                 [point.throughput for point in shown],
                 [point.staleness for point in shown],
                 c=[100 * abs(point.bias) for point in shown],
-                s=130 if kept else 20,
+                s=70 if kept else 15,
                 cmap="YlOrRd",
                 vmin=0,
                 vmax=30,
                 edgecolors="black",
                 linewidths=1.0 if kept else 0.3,
             )
+        line = max(point.staleness for point in points) / 22
+        labels: dict[tuple[bool, float, float], list[int]] = {}
         for number, point in enumerate(points, 1):
-            at = (point.throughput, point.staleness)
-            axes.annotate(str(number), at, xytext=(5, 3), textcoords="offset points", fontsize=6)
+            beaten = bool(beaten_by(point, points))
+            place = round(point.throughput * 20) / 20, line * round(point.staleness / line)
+            labels.setdefault((beaten, *place), []).append(number)
+        for (beaten, *place), numbers in labels.items():
+            axes.annotate(
+                ", ".join(map(str, numbers)),
+                (place[0], place[1]),
+                xytext=(-9, -2) if beaten else (0, -13),
+                textcoords="offset points",
+                fontsize=6,
+                color="dimgrey" if beaten else "black",
+                weight="normal" if beaten else "bold",
+                ha="right" if beaten else "center",
+            )
         axes.set_title(setting, fontsize=9)
         axes.set_xlabel("throughput, share of the ideal", fontsize=8)
         axes.set_ylabel("staleness, versions", fontsize=8)
     if colours is not None:
-        rows[0].colorbar(colours, ax=rows[0].axes, label="length bias, %")
+        drawn.colorbar(colours, ax=drawn.axes, label="length bias, %")
     names = [
         f"{number + 1:2} {same[0].name}{' ×' if beaten else ''}"
         for number, same in enumerate(zip(*settings.values(), strict=True))
