@@ -58,6 +58,8 @@ class Policy(NamedFields):
     """Window W of the order submission: no batch takes a group that began W or more groups after one that is still
     generated. Default 0: batches wait for nobody.
     """
+    longest_first: bool | None = None
+    """Lease tasks that are submitted together by their expected_tokens, the longest first; default False."""
     environments: Mapping[str, Environment | int] = field(default_factory=dict)
     """Shares and priorities by the environment's name; a number is its share."""
 

@@ -68,6 +68,10 @@ class Task(NamedFields):
     """Name of the environment, at most 64 characters; it selects the reward function and the ledger."""
     priority: int = 0
     """Priority, 0 to 255; higher is leased first."""
+    expected_tokens: int = 0
+    """Length that the group's longest response is expected to have, in tokens; 0: unknown. With the policy's
+    longest_first the longest of the tasks that are submitted together are leased first.
+    """
     metadata: Mapping[str, object] = field(default_factory=dict)
     """Metadata for the reward function and the trainer, as JSON of at most 256 KiB; the service never reads it."""
     columns: Sequence[str] = ()
@@ -90,6 +94,7 @@ class Task(NamedFields):
             sampling=self.sampling.to_wire(),
             environment=self.environment,
             priority=self.priority,
+            expected_tokens=self.expected_tokens,
             metadata_json=_json(self.metadata),
             columns=self.columns,
         )

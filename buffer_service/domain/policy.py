@@ -127,6 +127,7 @@ class RunPolicy:
     fresh_start_ms: Annotated[int, Between(0, 600_000)] = 30_000
     stale_wait_ms: Annotated[int, Between(0, 3_600_000)] = 60_000
     order_window_groups: Annotated[int, Between(0, 10_000_000)] = 0
+    longest_first: bool = False
 
     def __post_init__(self) -> None:
         if self.max_queued_groups == 0:

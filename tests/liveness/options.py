@@ -105,7 +105,10 @@ MIXTURES: dict[str, tuple[Fields, tuple[str, ...]]] = {
         },
         ("math", "code", "chat"),
     ),
-    "in order": ({"order": Order.SUBMISSION, "order_window_groups": 2, "stale_wait_ms": 500}, ("math",)),
+    "in order": (
+        {"order": Order.SUBMISSION, "order_window_groups": 2, "stale_wait_ms": 500, "longest_first": True},
+        ("math",),
+    ),
     "in order, shares": (
         {
             "order": Order.SUBMISSION,

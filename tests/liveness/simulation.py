@@ -99,7 +99,7 @@ class Simulation:
         if len(self.state.pending) >= TASKS_AT_ONCE:
             return
         tasks = [
-            ops.NewTask(f"task-{self._cursor + i}", 2, self.random.randrange(3), self._environment(i), b"")
+            ops.NewTask(f"task-{self._cursor + i}", 2, self.random.randrange(3), self._environment(i), b"", i % 3)
             for i in range(TASKS_AT_ONCE)
         ]
         cursor = self._cursor + len(tasks)

@@ -199,7 +199,7 @@ MOODS = {
             "update_policy": 2,
             "resume": 2,
         },
-        ("windowed",),
+        ("windowed", "longest first"),
     ),
     "rolling": Mood(
         {

@@ -21,7 +21,7 @@ from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, RunPolicy
 
 PLAIN: dict[str, dict[str, Any]] = {
-    "NewTask": {"group_size": 2, "priority": 0, "environment": "math", "spec": b""},
+    "NewTask": {"group_size": 2, "priority": 0, "environment": "math", "spec": b"", "expected_tokens": 0},
     "Submit": {"term": 1, "expected_cursor": 0, "cursor": 0, "feeder_state": b""},
     "LeaseReturn": {"error": "", "partial_rollout": b"", "head": None, "tokens": 0},
     "GroupFacts": {

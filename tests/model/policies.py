@@ -206,6 +206,10 @@ def _windowed(draw: Draw, values: Values) -> Values:
     }
 
 
+def _longest_first(draw: Draw, values: Values) -> Values:
+    return {"longest_first": True}
+
+
 def _recording(draw: Draw, values: Values) -> Values:
     return {"record_groups": True}
 
@@ -238,6 +242,7 @@ FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "rolling": _rolling,
     "waiting": _waiting,
     "windowed": _windowed,
+    "longest first": _longest_first,
 }
 
 

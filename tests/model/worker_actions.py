@@ -36,7 +36,14 @@ class WorkerActions(History):
             self.pair.seen["submit:repeated"] += request is self.submits[-1]
         else:
             tasks = [
-                ops.NewTask(draw.pick(TASK_NAMES), 2, draw.pick(PRIORITIES), draw.pick(ENVIRONMENTS), b"spec %d" % i)
+                ops.NewTask(
+                    draw.pick(TASK_NAMES),
+                    2,
+                    draw.pick(PRIORITIES),
+                    draw.pick(ENVIRONMENTS),
+                    b"spec %d" % i,
+                    draw.pick((0, 5, 7, 7)),
+                )
                 for i in range(draw.integer(1, 4))
             ]
             cursor = self.view.cursor

@@ -1,8 +1,9 @@
 """Submit: tasks and the feeder's cursor, both or neither."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from buffer_service.domain.ops import Submit, Submitted
+from buffer_service.domain.ops import NewTask, Submit, Submitted
 from buffer_service.domain.policy import MAX_ENVIRONMENTS
 from buffer_wire.errors import CursorConflict, InvalidField, PendingFull, RunPaused
 from tests.oracle.records import Task
@@ -27,7 +28,7 @@ def submit(run: RunState, request: Submit) -> Submitted:
     task_ids = _names(run, request)
     run.environments = _environments(run, request)
 
-    for task_id, new in zip(task_ids, request.tasks, strict=True):
+    for task_id, new in _in_order(run, zip(task_ids, request.tasks, strict=True)):
         task = Task(task_id, run.next_sequence(), priority=new.priority, environment=new.environment, spec=new.spec)
         run.tasks[task_id] = task
         run.make_pending(task, run.now)
@@ -37,6 +38,11 @@ def submit(run: RunState, request: Submit) -> Submitted:
     reply = Submitted(run.settle(), run.cursor, task_ids, len(run.pending))
     run.last_submit = (request.request_id, reply)
     return reply
+
+
+def _in_order(run: RunState, named: Iterable[tuple[str, NewTask]]) -> list[tuple[str, NewTask]]:
+    """Tasks in the order of their sequences."""
+    return sorted(named, key=lambda each: -each[1].expected_tokens if run.policy.longest_first else 0)
 
 
 def _names(run: RunState, request: Submit) -> list[str]:

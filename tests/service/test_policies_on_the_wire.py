@@ -69,6 +69,7 @@ ELABORATE = RunPolicy(
     fresh_start_ms=250,
     stale_wait_ms=30_000,
     order_window_groups=7,
+    longest_first=True,
 )
 
 

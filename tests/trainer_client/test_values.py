@@ -71,6 +71,7 @@ FULL = Policy(
     fresh_start_ms=100,
     stale_wait_ms=10,
     order_window_groups=5,
+    longest_first=True,
 )
 
 
@@ -155,11 +156,13 @@ def test_a_task_becomes_a_message() -> None:
         task_id="a",
         environment="sums",
         priority=3,
+        expected_tokens=70,
         metadata={"answer": "12", "hard": True},
     )
     (wire,) = tasks_to_wire([task])
     assert list(wire.prompt_token_ids) == [1, 2, 3]
     assert (wire.task_id, wire.group_size, wire.environment, wire.priority) == ("a", 4, "sums", 3)
+    assert wire.expected_tokens == 70
     assert wire.metadata_json == '{"answer":"12","hard":true}'
     assert wire.sampling.HasField("temperature")
     assert not wire.sampling.HasField("top_p")

@@ -17,6 +17,8 @@ class NewTask:
     priority: int
     environment: str
     spec: bytes
+    expected_tokens: int = 0
+    """Length of its longest response, as its trainer expects it; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

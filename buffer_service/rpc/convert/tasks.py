@@ -56,6 +56,7 @@ def new_task(at: str, task: pb.Task) -> ops.NewTask:
         priority=fields.number(task.priority, f"{at}.priority", 0, 255),
         environment=fields.line(task.environment, f"{at}.environment", 0, 64),
         spec=task.SerializeToString(),
+        expected_tokens=fields.number(task.expected_tokens, f"{at}.expected_tokens", 0, 1 << 31),
     )
 
 

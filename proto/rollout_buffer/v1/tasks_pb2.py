@@ -27,55 +27,55 @@ from rollout_buffer.v1 import groups_pb2 as rollout__buffer_dot_v1_dot_groups__p
 from rollout_buffer.v1 import weights_pb2 as rollout__buffer_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drollout_buffer/v1/tasks.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\x1a\x1erollout_buffer/v1/groups.proto\x1a\x1frollout_buffer/v1/weights.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xbe\x02\n\x0eSamplingParams\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\r\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\x05\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x05\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\n \x01(\rB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"\xfb\x01\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12\x30\n\x08messages\x18\x03 \x03(\x0b\x32\x1e.rollout_buffer.v1.ChatMessage\x12\x12\n\ngroup_size\x18\x04 \x01(\r\x12\x33\n\x08sampling\x18\x05 \x01(\x0b\x32!.rollout_buffer.v1.SamplingParams\x12\x13\n\x0b\x65nvironment\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\r\x12\x15\n\rmetadata_json\x18\x08 \x01(\t\x12\x0f\n\x07\x63olumns\x18\t \x03(\t\"\xc5\x01\n\x12SubmitTasksRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x17\n\x0f\x65xpected_cursor\x18\x03 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\x04\x12\x14\n\x0c\x66\x65\x65\x64\x65r_state\x18\x05 \x01(\x0c\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12&\n\x05tasks\x18\x07 \x03(\x0b\x32\x17.rollout_buffer.v1.Task\"x\n\x13SubmitTasksResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x05 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x04\x12\x10\n\x08task_ids\x18\x03 \x03(\t\x12\x15\n\rpending_tasks\x18\x04 \x01(\x04\"\xdb\x01\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12%\n\x04task\x18\x02 \x01(\x0b\x32\x17.rollout_buffer.v1.Task\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x05 \x01(\r\x12\x31\n\x0fpartial_rollout\x18\x06 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\x12\x30\n\x06pinned\x18\x07 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\"w\n\rWantedWeights\x12\x31\n\x07version\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x33\n\x08manifest\x18\x02 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\"\x9f\x02\n\x11LeaseTasksRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x11\n\tengine_id\x18\x05 \x01(\t\x12\x30\n\x06loaded\x18\x06 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x11\n\tmax_tasks\x18\x07 \x01(\r\x12\x0f\n\x07wait_ms\x18\x08 \x01(\r\x12)\n\x04sink\x18\t \x01(\x0e\x32\x1b.rollout_buffer.v1.TaskSink\x12\x12\n\nwould_load\x18\n \x01(\x08\"\x95\x02\n\x12LeaseTasksResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x06 \x01(\t\x12(\n\x06leases\x18\x02 \x03(\x0b\x32\x18.rollout_buffer.v1.Lease\x12*\n\x04wait\x18\x03 \x01(\x0e\x32\x1c.rollout_buffer.v1.LeaseWait\x12\x33\n\tpublished\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x18\n\x10required_version\x18\x05 \x01(\x04\x12\x30\n\x06wanted\x18\x07 \x01(\x0b\x32 .rollout_buffer.v1.WantedWeights\"x\n\x13\x45xtendLeasesRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x11\n\tlease_ids\x18\x04 \x03(\t\"\x7f\n\x14\x45xtendLeasesResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12-\n\x06states\x18\x02 \x03(\x0e\x32\x1d.rollout_buffer.v1.LeaseState\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\"\xaf\x01\n\x10HeartbeatRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12:\n\nextensions\x18\x02 \x03(\x0b\x32&.rollout_buffer.v1.ExtendLeasesRequest\x12\x37\n\x07reports\x18\x03 \x03(\x0b\x32&.rollout_buffer.v1.ReportEngineRequest\"\xb3\x01\n\x11HeartbeatResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t\x12\x39\n\x08\x65xtended\x18\x03 \x03(\x0b\x32\'.rollout_buffer.v1.ExtendLeasesResponse\x12\x39\n\x08reported\x18\x04 \x03(\x0b\x32\'.rollout_buffer.v1.ReportEngineResponse\"\x8e\x01\n\x0bLeaseReturn\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12+\n\x04kind\x18\x02 \x01(\x0e\x32\x1d.rollout_buffer.v1.ReturnKind\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x31\n\x0fpartial_rollout\x18\x04 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\"\x96\x01\n\x13ReturnLeasesRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12/\n\x07returns\x18\x04 \x03(\x0b\x32\x1e.rollout_buffer.v1.LeaseReturn\"t\n\x14ReturnLeasesResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x32\n\x08outcomes\x18\x02 \x03(\x0e\x32 .rollout_buffer.v1.ReturnOutcome*U\n\x08TaskSink\x12\x19\n\x15TASK_SINK_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_SINK_QUEUE\x10\x01\x12\x19\n\x15TASK_SINK_EVALUATIONS\x10\x02*\xe1\x01\n\tLeaseWait\x12\x1a\n\x16LEASE_WAIT_UNSPECIFIED\x10\x00\x12\x17\n\x13LEASE_WAIT_NO_TASKS\x10\x01\x12\x1a\n\x16LEASE_WAIT_AT_CAPACITY\x10\x02\x12\x1b\n\x17LEASE_WAIT_ENGINE_STALE\x10\x03\x12\x15\n\x11LEASE_WAIT_PAUSED\x10\x04\x12\x1a\n\x16LEASE_WAIT_BACKING_OFF\x10\x05\x12\x1a\n\x16LEASE_WAIT_QUARANTINED\x10\x06\x12\x17\n\x13LEASE_WAIT_DRAINING\x10\x07*p\n\nLeaseState\x12\x1b\n\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LEASE_STATE_LIVE\x10\x01\x12\x14\n\x10LEASE_STATE_LOST\x10\x02\x12\x19\n\x15LEASE_STATE_CANCELLED\x10\x03*^\n\nReturnKind\x12\x1b\n\x17RETURN_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17RETURN_KIND_INTERRUPTED\x10\x01\x12\x16\n\x12RETURN_KIND_FAILED\x10\x02*\x7f\n\rReturnOutcome\x12\x1e\n\x1aRETURN_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16RETURN_OUTCOME_PENDING\x10\x01\x12\x19\n\x15RETURN_OUTCOME_FAILED\x10\x02\x12\x17\n\x13RETURN_OUTCOME_LOST\x10\x03\x32\xe0\x03\n\x0bTaskService\x12\\\n\x0bSubmitTasks\x12%.rollout_buffer.v1.SubmitTasksRequest\x1a&.rollout_buffer.v1.SubmitTasksResponse\x12Y\n\nLeaseTasks\x12$.rollout_buffer.v1.LeaseTasksRequest\x1a%.rollout_buffer.v1.LeaseTasksResponse\x12_\n\x0c\x45xtendLeases\x12&.rollout_buffer.v1.ExtendLeasesRequest\x1a\'.rollout_buffer.v1.ExtendLeasesResponse\x12V\n\tHeartbeat\x12#.rollout_buffer.v1.HeartbeatRequest\x1a$.rollout_buffer.v1.HeartbeatResponse\x12_\n\x0cReturnLeases\x12&.rollout_buffer.v1.ReturnLeasesRequest\x1a\'.rollout_buffer.v1.ReturnLeasesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drollout_buffer/v1/tasks.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\x1a\x1erollout_buffer/v1/groups.proto\x1a\x1frollout_buffer/v1/weights.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xbe\x02\n\x0eSamplingParams\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\r\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\x05\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x05\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\n \x01(\rB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"\x94\x02\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12\x30\n\x08messages\x18\x03 \x03(\x0b\x32\x1e.rollout_buffer.v1.ChatMessage\x12\x12\n\ngroup_size\x18\x04 \x01(\r\x12\x33\n\x08sampling\x18\x05 \x01(\x0b\x32!.rollout_buffer.v1.SamplingParams\x12\x13\n\x0b\x65nvironment\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\r\x12\x15\n\rmetadata_json\x18\x08 \x01(\t\x12\x0f\n\x07\x63olumns\x18\t \x03(\t\x12\x17\n\x0f\x65xpected_tokens\x18\n \x01(\r\"\xc5\x01\n\x12SubmitTasksRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x17\n\x0f\x65xpected_cursor\x18\x03 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\x04\x12\x14\n\x0c\x66\x65\x65\x64\x65r_state\x18\x05 \x01(\x0c\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12&\n\x05tasks\x18\x07 \x03(\x0b\x32\x17.rollout_buffer.v1.Task\"x\n\x13SubmitTasksResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x05 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x04\x12\x10\n\x08task_ids\x18\x03 \x03(\t\x12\x15\n\rpending_tasks\x18\x04 \x01(\x04\"\xdb\x01\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12%\n\x04task\x18\x02 \x01(\x0b\x32\x17.rollout_buffer.v1.Task\x12\x13\n\x0bincarnation\x18\x03 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x05 \x01(\r\x12\x31\n\x0fpartial_rollout\x18\x06 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\x12\x30\n\x06pinned\x18\x07 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\"w\n\rWantedWeights\x12\x31\n\x07version\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x33\n\x08manifest\x18\x02 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\"\x9f\x02\n\x11LeaseTasksRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x11\n\tengine_id\x18\x05 \x01(\t\x12\x30\n\x06loaded\x18\x06 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x11\n\tmax_tasks\x18\x07 \x01(\r\x12\x0f\n\x07wait_ms\x18\x08 \x01(\r\x12)\n\x04sink\x18\t \x01(\x0e\x32\x1b.rollout_buffer.v1.TaskSink\x12\x12\n\nwould_load\x18\n \x01(\x08\"\x95\x02\n\x12LeaseTasksResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x06 \x01(\t\x12(\n\x06leases\x18\x02 \x03(\x0b\x32\x18.rollout_buffer.v1.Lease\x12*\n\x04wait\x18\x03 \x01(\x0e\x32\x1c.rollout_buffer.v1.LeaseWait\x12\x33\n\tpublished\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x18\n\x10required_version\x18\x05 \x01(\x04\x12\x30\n\x06wanted\x18\x07 \x01(\x0b\x32 .rollout_buffer.v1.WantedWeights\"x\n\x13\x45xtendLeasesRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x11\n\tlease_ids\x18\x04 \x03(\t\"\x7f\n\x14\x45xtendLeasesResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12-\n\x06states\x18\x02 \x03(\x0e\x32\x1d.rollout_buffer.v1.LeaseState\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\"\xaf\x01\n\x10HeartbeatRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12:\n\nextensions\x18\x02 \x03(\x0b\x32&.rollout_buffer.v1.ExtendLeasesRequest\x12\x37\n\x07reports\x18\x03 \x03(\x0b\x32&.rollout_buffer.v1.ReportEngineRequest\"\xb3\x01\n\x11HeartbeatResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t\x12\x39\n\x08\x65xtended\x18\x03 \x03(\x0b\x32\'.rollout_buffer.v1.ExtendLeasesResponse\x12\x39\n\x08reported\x18\x04 \x03(\x0b\x32\'.rollout_buffer.v1.ReportEngineResponse\"\x8e\x01\n\x0bLeaseReturn\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12+\n\x04kind\x18\x02 \x01(\x0e\x32\x1d.rollout_buffer.v1.ReturnKind\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x31\n\x0fpartial_rollout\x18\x04 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\"\x96\x01\n\x13ReturnLeasesRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12/\n\x07returns\x18\x04 \x03(\x0b\x32\x1e.rollout_buffer.v1.LeaseReturn\"t\n\x14ReturnLeasesResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x32\n\x08outcomes\x18\x02 \x03(\x0e\x32 .rollout_buffer.v1.ReturnOutcome*U\n\x08TaskSink\x12\x19\n\x15TASK_SINK_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_SINK_QUEUE\x10\x01\x12\x19\n\x15TASK_SINK_EVALUATIONS\x10\x02*\xe1\x01\n\tLeaseWait\x12\x1a\n\x16LEASE_WAIT_UNSPECIFIED\x10\x00\x12\x17\n\x13LEASE_WAIT_NO_TASKS\x10\x01\x12\x1a\n\x16LEASE_WAIT_AT_CAPACITY\x10\x02\x12\x1b\n\x17LEASE_WAIT_ENGINE_STALE\x10\x03\x12\x15\n\x11LEASE_WAIT_PAUSED\x10\x04\x12\x1a\n\x16LEASE_WAIT_BACKING_OFF\x10\x05\x12\x1a\n\x16LEASE_WAIT_QUARANTINED\x10\x06\x12\x17\n\x13LEASE_WAIT_DRAINING\x10\x07*p\n\nLeaseState\x12\x1b\n\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LEASE_STATE_LIVE\x10\x01\x12\x14\n\x10LEASE_STATE_LOST\x10\x02\x12\x19\n\x15LEASE_STATE_CANCELLED\x10\x03*^\n\nReturnKind\x12\x1b\n\x17RETURN_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17RETURN_KIND_INTERRUPTED\x10\x01\x12\x16\n\x12RETURN_KIND_FAILED\x10\x02*\x7f\n\rReturnOutcome\x12\x1e\n\x1aRETURN_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16RETURN_OUTCOME_PENDING\x10\x01\x12\x19\n\x15RETURN_OUTCOME_FAILED\x10\x02\x12\x17\n\x13RETURN_OUTCOME_LOST\x10\x03\x32\xe0\x03\n\x0bTaskService\x12\\\n\x0bSubmitTasks\x12%.rollout_buffer.v1.SubmitTasksRequest\x1a&.rollout_buffer.v1.SubmitTasksResponse\x12Y\n\nLeaseTasks\x12$.rollout_buffer.v1.LeaseTasksRequest\x1a%.rollout_buffer.v1.LeaseTasksResponse\x12_\n\x0c\x45xtendLeases\x12&.rollout_buffer.v1.ExtendLeasesRequest\x1a\'.rollout_buffer.v1.ExtendLeasesResponse\x12V\n\tHeartbeat\x12#.rollout_buffer.v1.HeartbeatRequest\x1a$.rollout_buffer.v1.HeartbeatResponse\x12_\n\x0cReturnLeases\x12&.rollout_buffer.v1.ReturnLeasesRequest\x1a\'.rollout_buffer.v1.ReturnLeasesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollout_buffer.v1.tasks_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASKSINK']._serialized_start=3032
-  _globals['_TASKSINK']._serialized_end=3117
-  _globals['_LEASEWAIT']._serialized_start=3120
-  _globals['_LEASEWAIT']._serialized_end=3345
-  _globals['_LEASESTATE']._serialized_start=3347
-  _globals['_LEASESTATE']._serialized_end=3459
-  _globals['_RETURNKIND']._serialized_start=3461
-  _globals['_RETURNKIND']._serialized_end=3555
-  _globals['_RETURNOUTCOME']._serialized_start=3557
-  _globals['_RETURNOUTCOME']._serialized_end=3684
+  _globals['_TASKSINK']._serialized_start=3057
+  _globals['_TASKSINK']._serialized_end=3142
+  _globals['_LEASEWAIT']._serialized_start=3145
+  _globals['_LEASEWAIT']._serialized_end=3370
+  _globals['_LEASESTATE']._serialized_start=3372
+  _globals['_LEASESTATE']._serialized_end=3484
+  _globals['_RETURNKIND']._serialized_start=3486
+  _globals['_RETURNKIND']._serialized_end=3580
+  _globals['_RETURNOUTCOME']._serialized_start=3582
+  _globals['_RETURNOUTCOME']._serialized_end=3709
   _globals['_CHATMESSAGE']._serialized_start=149
   _globals['_CHATMESSAGE']._serialized_end=193
   _globals['_SAMPLINGPARAMS']._serialized_start=196
   _globals['_SAMPLINGPARAMS']._serialized_end=514
   _globals['_TASK']._serialized_start=517
-  _globals['_TASK']._serialized_end=768
-  _globals['_SUBMITTASKSREQUEST']._serialized_start=771
-  _globals['_SUBMITTASKSREQUEST']._serialized_end=968
-  _globals['_SUBMITTASKSRESPONSE']._serialized_start=970
-  _globals['_SUBMITTASKSRESPONSE']._serialized_end=1090
-  _globals['_LEASE']._serialized_start=1093
-  _globals['_LEASE']._serialized_end=1312
-  _globals['_WANTEDWEIGHTS']._serialized_start=1314
-  _globals['_WANTEDWEIGHTS']._serialized_end=1433
-  _globals['_LEASETASKSREQUEST']._serialized_start=1436
-  _globals['_LEASETASKSREQUEST']._serialized_end=1723
-  _globals['_LEASETASKSRESPONSE']._serialized_start=1726
-  _globals['_LEASETASKSRESPONSE']._serialized_end=2003
-  _globals['_EXTENDLEASESREQUEST']._serialized_start=2005
-  _globals['_EXTENDLEASESREQUEST']._serialized_end=2125
-  _globals['_EXTENDLEASESRESPONSE']._serialized_start=2127
-  _globals['_EXTENDLEASESRESPONSE']._serialized_end=2254
-  _globals['_HEARTBEATREQUEST']._serialized_start=2257
-  _globals['_HEARTBEATREQUEST']._serialized_end=2432
-  _globals['_HEARTBEATRESPONSE']._serialized_start=2435
-  _globals['_HEARTBEATRESPONSE']._serialized_end=2614
-  _globals['_LEASERETURN']._serialized_start=2617
-  _globals['_LEASERETURN']._serialized_end=2759
-  _globals['_RETURNLEASESREQUEST']._serialized_start=2762
-  _globals['_RETURNLEASESREQUEST']._serialized_end=2912
-  _globals['_RETURNLEASESRESPONSE']._serialized_start=2914
-  _globals['_RETURNLEASESRESPONSE']._serialized_end=3030
-  _globals['_TASKSERVICE']._serialized_start=3687
-  _globals['_TASKSERVICE']._serialized_end=4167
+  _globals['_TASK']._serialized_end=793
+  _globals['_SUBMITTASKSREQUEST']._serialized_start=796
+  _globals['_SUBMITTASKSREQUEST']._serialized_end=993
+  _globals['_SUBMITTASKSRESPONSE']._serialized_start=995
+  _globals['_SUBMITTASKSRESPONSE']._serialized_end=1115
+  _globals['_LEASE']._serialized_start=1118
+  _globals['_LEASE']._serialized_end=1337
+  _globals['_WANTEDWEIGHTS']._serialized_start=1339
+  _globals['_WANTEDWEIGHTS']._serialized_end=1458
+  _globals['_LEASETASKSREQUEST']._serialized_start=1461
+  _globals['_LEASETASKSREQUEST']._serialized_end=1748
+  _globals['_LEASETASKSRESPONSE']._serialized_start=1751
+  _globals['_LEASETASKSRESPONSE']._serialized_end=2028
+  _globals['_EXTENDLEASESREQUEST']._serialized_start=2030
+  _globals['_EXTENDLEASESREQUEST']._serialized_end=2150
+  _globals['_EXTENDLEASESRESPONSE']._serialized_start=2152
+  _globals['_EXTENDLEASESRESPONSE']._serialized_end=2279
+  _globals['_HEARTBEATREQUEST']._serialized_start=2282
+  _globals['_HEARTBEATREQUEST']._serialized_end=2457
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2460
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2639
+  _globals['_LEASERETURN']._serialized_start=2642
+  _globals['_LEASERETURN']._serialized_end=2784
+  _globals['_RETURNLEASESREQUEST']._serialized_start=2787
+  _globals['_RETURNLEASESREQUEST']._serialized_end=2937
+  _globals['_RETURNLEASESRESPONSE']._serialized_start=2939
+  _globals['_RETURNLEASESRESPONSE']._serialized_end=3055
+  _globals['_TASKSERVICE']._serialized_start=3712
+  _globals['_TASKSERVICE']._serialized_end=4192
 # @@protoc_insertion_point(module_scope)

@@ -288,6 +288,7 @@ class Task(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     METADATA_JSON_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
+    EXPECTED_TOKENS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Id of the task, 1 to 128 characters of [A-Za-z0-9._:-]; empty: the run's sequence supplies one."""
     group_size: builtins.int
@@ -298,6 +299,10 @@ class Task(google.protobuf.message.Message):
     """Priority, 0 (default) to 255; higher is leased first, and trained first under ORDER_PRIORITY."""
     metadata_json: builtins.str
     """JSON object for the reward function, at most 256 KiB; the service never reads it."""
+    expected_tokens: builtins.int
+    """Length that the group's longest response is expected to have, in tokens, 1 to 2^31; 0 (default): unknown. See
+    longest_first of the policy.
+    """
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt as token ids (at most 1,048,576). Exactly one of prompt_token_ids and messages is set."""
@@ -328,9 +333,10 @@ class Task(google.protobuf.message.Message):
         priority: builtins.int = ...,
         metadata_json: builtins.str = ...,
         columns: collections.abc.Iterable[builtins.str] | None = ...,
+        expected_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "group_size", b"group_size", "messages", b"messages", "metadata_json", b"metadata_json", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "task_id", b"task_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "expected_tokens", b"expected_tokens", "group_size", b"group_size", "messages", b"messages", "metadata_json", b"metadata_json", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "task_id", b"task_id"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 

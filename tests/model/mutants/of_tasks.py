@@ -1,5 +1,6 @@
 """Defects of tasks, leases and versions."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +84,10 @@ def always_prolonged(run: RunState, task: Task) -> ops.LeaseState:
 
 
 _clamp_task = Task.clamp
+
+
+def as_submitted(run: RunState, named: Iterable[tuple[str, ops.NewTask]]) -> list[tuple[str, ops.NewTask]]:
+    return list(named)
 
 
 _take_place = RunState.take_place

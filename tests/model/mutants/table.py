@@ -24,6 +24,7 @@ from tests.oracle import (
     resuming,
     state,
     steps,
+    submitting,
     totals,
 )
 from tests.oracle.engines import Engines
@@ -160,6 +161,7 @@ MUTANTS: dict[str, Defect] = {
     ),
     "no batch waits for what began before": Defect("in order", micro_batches, "window_end", of_batches.no_window),
     "a window is a group too wide": Defect("in order", micro_batches, "window_end", of_batches.wider_window),
+    "the longest does not go first": Defect("in order", submitting, "_in_order", of_tasks.as_submitted),
     "a place is new with every lease": Defect("in order", RunState, "take_place", of_tasks.new_place),
     "old groups do not go first": Defect(
         "waiting", micro_batches, "last_chance", of_batches.nothing_has_its_last_chance

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, term, request_id, expected_cursor, cursor, feeder_state, tasks}; a task is
---         {task_id ('' asks for one), priority, spec, environment}
+--         {task_id ('' asks for one), priority, spec, environment, expected_tokens (0: unknown)}
 -- Replies {'submitted', revision, cursor, pending, task_ids}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'run_paused' | 'cursor_conflict' |
 --         'pending_full', ...}
@@ -67,9 +67,20 @@ for index, task in ipairs(submitted) do
   end
 end
 
-for index, task in ipairs(submitted) do
+-- The tasks' places in the order of sequence, in which they are leased.
+local places = {}
+for index = 1, #submitted do
+  places[index] = index
+end
+if policy.longest_first == 1 then
+  table.sort(places, function(one, two)
+    local a, b = submitted[one][5], submitted[two][5]
+    return a > b or a == b and one < two
+  end)
+end
+for _, index in ipairs(places) do
   state.sequence = state.sequence + 1
-  local _, priority, spec, environment = unpack(task, 1, 4)
+  local _, priority, spec, environment = unpack(submitted[index], 1, 4)
   local made = Tasks.new(state.sequence, priority, environment)
   Tasks.add(ctx, task_ids[index], made)
   call('HSET', key('specs'), task_ids[index], spec)
