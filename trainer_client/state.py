@@ -104,6 +104,18 @@ class Engine:
     """Time in which at least one request decoded."""
     decode_request_ms: int = 0
     """Decode time summed over requests, each from its first token to its last."""
+    running_samples: int = 0
+    """Samples of its worker that run on it."""
+    max_running_samples: int = 0
+    """Samples of the training that its worker lets run on it at once; 0: not known."""
+    kv_usage_milli: int = 0
+    """Part of its KV cache in use, in thousandths."""
+    moved_samples: int = 0
+    """Samples of its leases that another engine of its worker took over."""
+    surplus_samples: int = 0
+    """Samples beyond their group's size that were cut off when it was complete."""
+    surplus_tokens: int = 0
+    """Tokens of those samples."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,13 +166,25 @@ def _balance(what: str, *, balanced: bool) -> str:
 
 
 def _engine_table(engines: Sequence[EngineReport]) -> Table:
-    columns = ("engine", "state", "version", "group", "reloads", "last reload", "silent", "errors", "last error")
+    columns = (
+        "engine",
+        "state",
+        "version",
+        "samples",
+        "group",
+        "reloads",
+        "last reload",
+        "silent",
+        "errors",
+        "last error",
+    )
     table = Table(*columns, title="engines")
     for engine in engines:
         table.add_row(
             engine.engine_id,
             engine.state,
             str(engine.loaded.version),
+            _samples(engine),
             _process_group(engine),
             str(engine.reloads),
             f"{engine.last_reload_ms} ms",
@@ -181,6 +193,13 @@ def _engine_table(engines: Sequence[EngineReport]) -> Table:
             escape(engine.last_error[:60]),
         )
     return table
+
+
+def _samples(engine: EngineReport) -> str:
+    """Samples that run, of those that may, and the KV cache in use."""
+    of = f" of {engine.max_running_samples}" if engine.max_running_samples else ""
+    cache = f", KV {engine.kv_usage_milli / 1000:.0%}" if engine.kv_usage_milli else ""
+    return f"{engine.running_samples}{of}{cache}"
 
 
 def _process_group(engine: EngineReport) -> str:

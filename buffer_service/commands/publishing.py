@@ -4,6 +4,7 @@ from buffer_service.commands.replies import just_revision, pack
 from buffer_service.commands.runs import free
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command, Fields
+from buffer_service.rules.totals import ENGINE_SAMPLES
 from buffer_wire.revision import NO_REVISION, Revision
 
 UNSET = -1
@@ -56,7 +57,13 @@ def report_engine(
     reloads = list(report.reload_counters)
     counters = (report.decoded_tokens, report.decode_busy_ms, report.decode_request_ms)
     request = (seen_revision, report.engine_id, packed, report.state, int(report.wants_load), *counters, reloads)
-    return Command(run_id, "report_engine", pack(*request, report.weights_from), _reported)
+    return Command(run_id, "report_engine", pack(*request, report.weights_from, _samples(report)), _reported)
+
+
+def _samples(report: ops.EngineReport) -> bytes:
+    """Numbers of the engine's samples, packed; empty when there are none."""
+    samples = [getattr(report, name) for name in ENGINE_SAMPLES]
+    return pack(*samples) if any(samples) else b""
 
 
 def _published(_tag: str, fields: Fields) -> ops.Published:

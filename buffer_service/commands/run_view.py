@@ -9,6 +9,7 @@ from buffer_service.domain.command import Fields
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.window import Snapshot, Window, no_staleness
 from buffer_service.rules.totals import (
+    ENGINE_SAMPLES,
     LENGTH_BUCKETS,
     OF_ENVIRONMENT,
     RELOAD_PHASES,
@@ -40,10 +41,10 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
     """The reply of `view`."""
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
-    totals, response_lengths, counters, *window, staleness, reloads, relaying, came_from = fields
+    totals, response_lengths, counters, *window, staleness, reloads, relaying, came_from, samples = fields
     heard_ms = {engine_id: int(ms) for engine_id, ms in _pairs(heard)}
     counted = {engine_id: unpack(packed) for engine_id, packed in _pairs(counters)}
-    weights_from = dict(_pairs(came_from))
+    weights_from, engine_samples = dict(_pairs(came_from)), dict(_pairs(samples))
     ledgers = {text(name): unpack(packed) for name, packed in _pairs(environments)}
     # Those that came with a task alone have no ledger, and an accepted group has counted.
     environment_totals = {name: entries.pop(b"totals") for name, entries in ledgers.items()}
@@ -78,7 +79,13 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
         tasks=tasks | {"pending": pending, "leased": leased},
         statistics=_strings(ledger["statistics"]) | dict(zip(TOTALS, totals, strict=True)),
         engines=[
-            _engine(report, now - heard_ms[report[0]], weights_from.get(report[0], b""), *counted[report[0]])
+            _engine(
+                report,
+                now - heard_ms[report[0]],
+                weights_from.get(report[0], b""),
+                engine_samples.get(report[0]),
+                *counted[report[0]],
+            )
             for report in sorted(map(unpack, engines))  # By their ids, which come first.
         ],
         failures=[_failure(*unpack(failure)) for failure in failures],
@@ -130,11 +137,12 @@ def _staleness_counts(packed: bytes) -> dict[str, list[int]]:
 
 
 def _engine(
-    fields: Fields, silent_ms: int, weights_from: bytes, tokens: int, busy_ms: int, request_ms: int
+    fields: Fields, silent_ms: int, weights_from: bytes, samples: bytes | None, *decoded: int
 ) -> ops.EngineReport:
     """An engine's report with what is kept beside it."""
     engine_id, worker_id, state, term, version, reloads, last_reload_ms, last_error, errors, *fields = fields
     membership, prepared_term, prepared_version, weights_url = fields
+    tokens, busy_ms, request_ms = decoded
     return ops.EngineReport(
         engine_id=text(engine_id),
         worker_id=text(worker_id),
@@ -152,6 +160,7 @@ def _engine(
         decode_busy_ms=busy_ms,
         decode_request_ms=request_ms,
         silent_ms=silent_ms,
+        **(dict(zip(ENGINE_SAMPLES, unpack(samples), strict=True)) if samples else {}),
     )
 
 

@@ -51,6 +51,16 @@ made the token, at least 0 for a group, in thousandths.
 GENERATION = ("generated_groups", "generation_ms")
 """Accepted groups of the last lease of their task, and the sum of the time from that lease to the acceptance."""
 
+ENGINE_SAMPLES = (
+    "running_samples",
+    "max_running_samples",
+    "kv_usage_milli",
+    "moved_samples",
+    "surplus_samples",
+    "surplus_tokens",
+)
+"""Numbers of an engine's samples, as its worker says them: fields of a report, in the order of the store."""
+
 ENGINES = ("decoded_tokens", "decode_busy_ms", "decode_request_ms")
 """Totals over all engines, as their workers report them.
 

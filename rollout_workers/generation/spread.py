@@ -187,6 +187,7 @@ class Spread:
     def moved(self, progress: GroupProgress, here: EngineSlot, there: EngineSlot, samples: int) -> None:
         """Note that so many samples begin or go on at another engine."""
         self._counters.samples_moved += samples
+        here.moved_samples += samples
         lease = progress.lease.lease_id
         _log.info("samples moved", samples=samples, lease=lease, engine=here.engine_id, to=there.engine_id)
 

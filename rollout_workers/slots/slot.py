@@ -99,6 +99,8 @@ class EngineSlot:
         them room."""
         self.in_flight = 0
         """Requests of this worker that the engine has not ended."""
+        self.moved_samples = self.surplus_samples = self.surplus_tokens = 0
+        """Samples of its leases that other engines took over; those cut off beyond a group's size; tokens of these."""
         self.ended = 0
         """Requests of this worker that the engine has ended."""
         self.phases = PhaseMeter(clock)
@@ -322,4 +324,9 @@ class EngineSlot:
         report.decoded_tokens = decoded.tokens
         report.decode_busy_ms, report.decode_request_ms = decoded.busy_ms, decoded.request_ms
         report.reload_phases.extend(self.phases.show())
+        report.running_samples = self.in_flight
+        report.max_running_samples = self.limit.samples if self.limit is not None else 0
+        report.kv_usage_milli = round(1_000 * self.load.token_usage)
+        report.moved_samples = self.moved_samples
+        report.surplus_samples, report.surplus_tokens = self.surplus_samples, self.surplus_tokens
         return report

@@ -15,7 +15,20 @@ def test_engines_are_shown_with_their_process_group_and_silence() -> None:
     loaded = WeightVersion(1, 3)
     shown = StringIO()
     engines = [
-        EngineReport("alone", "w", "ready", loaded, 7, 120, "", 0, silent_ms=12_900),
+        EngineReport(
+            "alone",
+            "w",
+            "ready",
+            loaded,
+            7,
+            120,
+            "",
+            0,
+            silent_ms=12_900,
+            running_samples=5,
+            max_running_samples=64,
+            kv_usage_milli=712,
+        ),
         EngineReport("member", "w", "ready", loaded, 0, 0, "", 0, membership=2),
         EngineReport("prepared", "w", "loading", loaded, 0, 0, "", 0, membership=2, prepared=WeightVersion(1, 4)),
     ]
@@ -24,12 +37,12 @@ def test_engines_are_shown_with_their_process_group_and_silence() -> None:
     rows = {
         cells[0]: cells
         for line in shown.getvalue().splitlines()
-        if len(cells := [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]) == 9
+        if len(cells := [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]) == 10
     }
-    assert rows["engine"][3:7] == ["group", "reloads", "last reload", "silent"]
-    assert rows["alone"][3:7] == ["-", "7", "120 ms", "12 s"]
-    assert rows["member"][3] == "2"
-    assert rows["prepared"][3] == "2, ready for 4"
+    assert rows["engine"][3:8] == ["samples", "group", "reloads", "last reload", "silent"]
+    assert rows["alone"][3:8] == ["5 of 64, KV 71%", "-", "7", "120 ms", "12 s"]
+    assert rows["member"][3:5] == ["0", "2"]
+    assert rows["prepared"][4] == "2, ready for 4"
 
 
 def test_where_weights_came_from_is_said_once_a_worker() -> None:

@@ -105,7 +105,8 @@ def test_an_engine_that_is_not_well_stands_out_and_comes_first(screen: Screen, n
 FALLEN_SILENT = """async (name) => {
   const { showFleet } = await import("/page/fleet.js");
   const loaded = { term: 1, version: 3 };
-  const engine = { worker_id: "w", state: "ready", loaded, membership: 0, prepared: null, reloads: 0 };
+  const engine = { worker_id: "w", state: "ready", loaded, membership: 0, prepared: null, reloads: 0,
+    running_samples: 5, max_running_samples: 64, kv_usage_milli: 712 };
   const well = { ...engine, last_reload_ms: 0, errors: 0, last_error: "", engine_id: "a", silent_ms: 0 };
   showFleet({ run_id: "r", published: loaded, engines: [well, { ...well, engine_id: name, silent_ms: 45000 }] }, 20000);
 }"""
@@ -121,6 +122,8 @@ def test_an_engine_that_falls_silent_is_counted_on_by_the_page(screen: Screen) -
     assert first.locator("th").text_content() == HOSTILE
     assert first.locator("td").first.text_content() == "? not heard of (was ready)"
     assert "65 s" in first.text_content()
+    assert first.locator("td").nth(2).text_content() == "5 of 64"
+    assert first.locator("td").nth(2).get_attribute("title") == "KV cache 71 % in use"
 
 
 def test_errors_from_outside_are_text_and_nothing_else(screen: Screen, named: Named) -> None:

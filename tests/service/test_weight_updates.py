@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from buffer_service.rules.totals import ENGINE_SAMPLES
 from rollout_buffer.v1 import common_pb2, weights_pb2
 from tests.support.rpc import Rpc, RunRpc, failure, make_plan, manifest
 
@@ -237,15 +238,18 @@ def test_a_run_shows_all_that_an_engine_reports(rpc: Rpc) -> None:
     run = rpc.create()
     prepared = common_pb2.WeightVersion(term=1, version=4)
     came_from = "http://relay:8090 16.0 MB at 12.0 MB/s"
+    samples = {name: number for number, name in enumerate(ENGINE_SAMPLES, 1)}
     run.report(
         "e",
         membership=(1 << 53) - 1,
         prepared=prepared,
         weights_url="http://worker:9000/weights",
         weights_from=came_from,
+        **samples,
     )
     (engine,) = run.get().engines
     assert engine.weights_from == came_from
+    assert {name: getattr(engine, name) for name in samples} == samples
     assert (engine.membership, engine.prepared, engine.weights_url) == (
         (1 << 53) - 1,
         prepared,
@@ -255,6 +259,7 @@ def test_a_run_shows_all_that_an_engine_reports(rpc: Rpc) -> None:
     (engine,) = run.get().engines
     assert (engine.membership, engine.HasField("prepared"), engine.weights_url) == (0, False, "")
     assert not engine.weights_from
+    assert not any(getattr(engine, name) for name in samples)
     assert engine.silent_ms < 60_000
 
 

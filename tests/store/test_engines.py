@@ -44,7 +44,14 @@ async def known(run: Run) -> list[str]:
 async def test_a_view_says_how_long_each_engine_has_been_silent(run: Run) -> None:
     await run.create()
     given = report(
-        "a", membership=(1 << 64) - 1, prepared=weights(7, 3), weights_url="http://w:1", weights_from="there"
+        "a",
+        membership=(1 << 64) - 1,
+        prepared=weights(7, 3),
+        weights_url="http://w:1",
+        weights_from="there",
+        running_samples=3,
+        kv_usage_milli=500,
+        moved_samples=7,
     )
     await run.store.call(commands.report_engine(run.run_id, given))
     await run.pass_ms(5_000)

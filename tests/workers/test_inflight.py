@@ -16,6 +16,7 @@ from rollout_workers.worker import Worker
 from tests.workers.building import eventually, length_reward, options, task
 from tests.workers.fake_service import FakeService
 from tests.workers.scripted import script_lengths
+from tests.workers.working import working
 
 TARGET, STEP, TOKENS = 0.9, 8, 40_000
 
@@ -155,3 +156,17 @@ async def test_a_worker_fills_the_cache_and_no_more(
     finally:
         worker.stop()
         await asyncio.wait_for(running, 20)
+
+
+async def test_reports_say_what_runs_what_may_and_how_full_the_cache_is(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_lengths(monkeypatch, lambda _: 100_000)
+    await fake.submit(*(task(f"t{i}", max_new_tokens=200_000) for i in range(9)))
+    async with working(fake, tmp_path, simulated=SimulatedOptions(slots=40), groups_per_engine=5) as running:
+        await fake.until(lambda: sum(bool(leased.leased_to) for leased in fake.tasks.values()) == 5)
+        slot = running.worker.slots[0]
+        await eventually(lambda: slot.in_flight == 20)
+        await slot.load.ask(slot.engine, slot.in_flight, max_age_s=0.0)
+        report = slot.full_report("w")
+        assert (report.running_samples, report.max_running_samples, report.kv_usage_milli) == (20, 20, 500)

@@ -42,6 +42,13 @@ _PROGRESS = {
 }
 
 
+_SAMPLES = {
+    "moved_samples": ("engine_moved_samples", "Samples that another engine of their worker took over."),
+    "surplus_samples": ("engine_surplus_samples", "Samples beyond their group's size that were cut off."),
+    "surplus_tokens": ("engine_surplus_tokens", "Tokens of samples beyond their group's size that were cut off."),
+}
+
+
 class RunCollector(Collector):
     """Metrics of views that were read before: collecting does no I/O."""
 
@@ -57,6 +64,7 @@ class RunCollector(Collector):
         yield from self._progress()
         yield from self._statistics()
         yield from self._engines()
+        yield from self._samples()
         yield from self._reloads()
         yield self._relaying()
 
@@ -198,6 +206,23 @@ class RunCollector(Collector):
             reloads.add_metric([view.run_id], sum(engine.reloads for engine in view.engines))
             errors.add_metric([view.run_id], sum(engine.errors for engine in view.engines))
         yield from (states, lag, silent, longest, mean, reloads, errors)
+
+    def _samples(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        running = self._gauge("engine_samples", "Samples that run on engines.")
+        most = self._gauge("engine_samples_limit", "Samples that workers let run on their engines at once.")
+        usage = self._gauge("engine_kv_usage_max_ratio", "Largest part of an engine's KV cache in use.")
+        for view in self._views:
+            heard = [engine for engine in view.engines if _state(engine) not in ("silent", "stopped")]
+            running.add_metric([view.run_id], sum(engine.running_samples for engine in heard))
+            most.add_metric([view.run_id], sum(engine.max_running_samples for engine in heard))
+            if heard:
+                usage.add_metric([view.run_id], max(engine.kv_usage_milli for engine in heard) / 1000)
+        yield from (running, most, usage)
+        for attribute, (name, text) in _SAMPLES.items():
+            family = CounterMetricFamily(f"rollout_buffer_{name}", text, labels=["run"])
+            for view in self._views:
+                family.add_metric([view.run_id], sum(getattr(engine, attribute) for engine in view.engines))
+            yield family
 
     def _reloads(self) -> Iterator[CounterMetricFamily]:
         labels = ["run", "phase"]

@@ -33,6 +33,7 @@ function cells(engine, published) {
     { text: engine.engine_id, title: `of worker ${engine.worker_id}` },
     { text: `${MARKS[engine.standing] ?? "?"} ${said}`, kind: KINDS[engine.standing] ?? null },
     version(engine, published),
+    samples(engine),
     group(engine),
     count(engine.reloads),
     engine.reloads === 0 ? "–" : seconds(engine.last_reload_ms / 1000),
@@ -48,6 +49,11 @@ function version({ loaded, standing }, published) {
     return loaded.term === published.term ? `${loaded.version}` : `${loaded.version} of term ${loaded.term}`;
   }
   return { text: `${loaded.version}, ${behind} behind`, kind: behind > 1 ? "late" : null };
+}
+
+function samples({ running_samples, max_running_samples, kv_usage_milli }) {
+  const most = max_running_samples > 0 ? ` of ${count(max_running_samples)}` : "";
+  return { text: `${count(running_samples)}${most}`, title: `KV cache ${Math.round(kv_usage_milli / 10)} % in use` };
 }
 
 function group({ membership, prepared }) {

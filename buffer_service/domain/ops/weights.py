@@ -104,6 +104,18 @@ class EngineReport:
 
     Said with a report, not part of a view.
     """
+    running_samples: int = 0
+    """Samples of its worker that run on it."""
+    max_running_samples: int = 0
+    """Samples of the training that its worker lets run on it; 0: not known."""
+    kv_usage_milli: int = 0
+    """Part of its KV cache in use, in thousandths."""
+    moved_samples: int = 0
+    """Samples of its leases that other engines took over. This and the next two count as decoded_tokens does."""
+    surplus_samples: int = 0
+    """Samples beyond their group's size that were cut off."""
+    surplus_tokens: int = 0
+    """Tokens of those."""
     silent_ms: int = 0
     """Time since the last report, in ms; set in a view."""
 

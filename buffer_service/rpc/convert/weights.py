@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
-from buffer_service.rules.totals import RELOAD_PHASES
+from buffer_service.rules.totals import ENGINE_SAMPLES, RELOAD_PHASES
 from buffer_wire import limits
 from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
@@ -141,6 +141,7 @@ def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
         decode_busy_ms=_counter(message.decode_busy_ms, "report.decode_busy_ms"),
         decode_request_ms=_counter(message.decode_request_ms, "report.decode_request_ms"),
         reload_counters=_reload_counters(message.reload_phases),
+        **{name: _counter(getattr(message, name), f"report.{name}") for name in ENGINE_SAMPLES},
     )
 
 

@@ -690,6 +690,12 @@ class EngineReport(google.protobuf.message.Message):
     DECODE_REQUEST_MS_FIELD_NUMBER: builtins.int
     RELOAD_PHASES_FIELD_NUMBER: builtins.int
     WEIGHTS_FROM_FIELD_NUMBER: builtins.int
+    RUNNING_SAMPLES_FIELD_NUMBER: builtins.int
+    MAX_RUNNING_SAMPLES_FIELD_NUMBER: builtins.int
+    KV_USAGE_MILLI_FIELD_NUMBER: builtins.int
+    MOVED_SAMPLES_FIELD_NUMBER: builtins.int
+    SURPLUS_SAMPLES_FIELD_NUMBER: builtins.int
+    SURPLUS_TOKENS_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Id of the engine, 1 to 128 characters of [A-Za-z0-9._:-]."""
     worker_id: builtins.str
@@ -727,6 +733,22 @@ class EngineReport(google.protobuf.message.Message):
     """Where the files of the last version came from that the worker fetched for the engine, and why from there, in words:
     bytes by server, rate, and the measured rates of mirrors. At most 512 characters; empty: none were fetched.
     """
+    running_samples: builtins.int
+    """Samples of the worker that run on the engine. This and all below may be sent late: a report of other news carries
+    them.
+    """
+    max_running_samples: builtins.int
+    """Samples of the training that the worker lets run there at once; 0: not known before its first lease."""
+    kv_usage_milli: builtins.int
+    """Part of the engine's KV cache in use when the worker last asked, in thousandths."""
+    moved_samples: builtins.int
+    """This and the next two are cumulative since the worker began with the engine.
+    Samples of the engine's leases that another engine of the worker took over.
+    """
+    surplus_samples: builtins.int
+    """Samples beyond their group's size that were cut off when it was complete."""
+    surplus_tokens: builtins.int
+    """Tokens of those samples, which nobody trains on."""
     @property
     def loaded(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
         """The weights it has loaded."""
@@ -761,9 +783,15 @@ class EngineReport(google.protobuf.message.Message):
         decode_request_ms: builtins.int = ...,
         reload_phases: collections.abc.Iterable[Global___ReloadPhaseTime] | None = ...,
         weights_from: builtins.str = ...,
+        running_samples: builtins.int = ...,
+        max_running_samples: builtins.int = ...,
+        kv_usage_milli: builtins.int = ...,
+        moved_samples: builtins.int = ...,
+        surplus_samples: builtins.int = ...,
+        surplus_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["loaded", b"loaded", "prepared", b"prepared"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "engine_id", b"engine_id", "errors", b"errors", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "membership", b"membership", "prepared", b"prepared", "reload_phases", b"reload_phases", "reloads", b"reloads", "silent_ms", b"silent_ms", "state", b"state", "weights_from", b"weights_from", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "engine_id", b"engine_id", "errors", b"errors", "kv_usage_milli", b"kv_usage_milli", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "max_running_samples", b"max_running_samples", "membership", b"membership", "moved_samples", b"moved_samples", "prepared", b"prepared", "reload_phases", b"reload_phases", "reloads", b"reloads", "running_samples", b"running_samples", "silent_ms", b"silent_ms", "state", b"state", "surplus_samples", b"surplus_samples", "surplus_tokens", b"surplus_tokens", "weights_from", b"weights_from", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
 
 Global___EngineReport: typing_extensions.TypeAlias = EngineReport
 

@@ -3,8 +3,8 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, engine_id, report, state, wants_load (0 or 1), decoded_tokens, decode_busy_ms,
---         decode_request_ms, reload counters (empty: none are said), weights_from}; report: packed {engine_id,
---         worker_id, state, term, version, reloads, last_reload_ms, last_error, errors, membership, prepared_term
+--         decode_request_ms, reload counters (empty: none are said), weights_from, samples (packed ENGINE_SAMPLES of
+--         rules/totals.py; empty: none)}; report: packed {engine_id, worker_id, state, term, version, reloads, last_reload_ms, last_error, errors, membership, prepared_term
 --         (0: none), prepared_version, weights_url}
 -- Replies {'ok', revision, term, version, may_load (0 or 1)} | {'error', 'unknown_run' | 'store_rolled_back', ...}
 -- Complexity O(log engines), and up to the number of permits or the engines that have left the line in silence
@@ -41,13 +41,15 @@ if said ~= packed then
   Totals.grow(ctx, TOTALS_OF.engines, before, counters)
 end
 
--- Beside the record, which replicas of an older version read too. Absent: none was fetched.
-local from = request[10] ~= '' and request[10]
-if call('HGET', key('weights_from'), engine_id) ~= from then
-  if from then
-    call('HSET', key('weights_from'), engine_id, from)
-  else
-    call('HDEL', key('weights_from'), engine_id)
+-- Beside the record, which replicas of an older version read too. Absent: nothing was said.
+for name, said_now in pairs({weights_from = request[10], engine_samples = request[11]}) do
+  local value = said_now ~= '' and said_now
+  if call('HGET', key(name), engine_id) ~= value then
+    if value then
+      call('HSET', key(name), engine_id, value)
+    else
+      call('HDEL', key(name), engine_id)
+    end
   end
 end
 

@@ -21,6 +21,7 @@ function Silence.forget_engines(ctx)
     call('HDEL', key('engine_reloads'), unpack(silent))
     call('HDEL', key('load_lags'), unpack(silent))
     call('HDEL', key('weights_from'), unpack(silent))
+    call('HDEL', key('engine_samples'), unpack(silent))
     for _, index in ipairs({key('engines_heard'), key('permits'), key('permit_line')}) do
       call('ZREM', index, unpack(silent))
     end
