@@ -58,7 +58,7 @@ class _Run:
         rollout_time = workload.rollout_time(policy.batch_groups, simulation.seed)
         self._ideal_period = workload.ideal_period(policy.batch_groups, simulation.seed)
         self._measures = Measures()
-        self._slots = Slots(workload, simulation.seed, self._lease)
+        self._slots = Slots(workload, simulation.seed, self._lease, longest_first=policy.longest_first)
         self._published = 0
         self._published_at = -inf
         self._loads_first = False

@@ -7,6 +7,7 @@ responses among those in flight; of a group that was started every response gets
 
 import heapq
 from collections.abc import Callable, Iterator
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -24,9 +25,13 @@ _Drawn = tuple[list[float], int, int]
 class Slots:
     """The decoding side. `start` asks for a lease of the next group, and says whether there was one."""
 
-    def __init__(self, workload: Workload, seed: int, start: Callable[[SimulatedGroup], bool]) -> None:
+    def __init__(
+        self, workload: Workload, seed: int, start: Callable[[SimulatedGroup], bool], *, longest_first: bool = False
+    ) -> None:
         self._start = start
         self._drawn = _draws(workload, seed)
+        if longest_first:
+            self._drawn = _longest_first(self._drawn, workload, seed)
         self._pause = workload.reload_pause
         self._ends: list[tuple[float, int, SimulatedGroup]] = []
         self._tickets = 0
@@ -148,3 +153,13 @@ def _draws(workload: Workload, seed: int) -> Iterator[_Drawn]:
         lengths = workload.lengths.draw(rng, _GROUPS_DRAWN, workload.group_size)
         durations = workload.durations(lengths).tolist()
         yield from zip(durations, lengths.sum(axis=1).tolist(), lengths.max(axis=1).tolist(), strict=True)
+
+
+def _longest_first(drawn: Iterator[_Drawn], workload: Workload, seed: int) -> Iterator[_Drawn]:
+    """The same groups, of those that are submitted together the one with the longest expected response first."""
+    rng = np.random.default_rng((seed, 1))
+    count = workload.submitted_together
+    while True:
+        together = list(islice(drawn, count))
+        expected = np.log([longest for *_, longest in together]) + rng.normal(0, workload.estimate_error, count)
+        yield from (together[index] for index in np.argsort(-expected, kind="stable"))

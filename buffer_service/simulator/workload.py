@@ -37,6 +37,10 @@ class Workload:
     """Groups whose responses are generated at once, a worker's groups_per_engine over all engines; 0: as many as the
     slots need. A group begins when all of its responses have room: up to C/G, slots wait until as many are free.
     """
+    submitted_together: int = 64
+    """Tasks of one submit: with the policy's longest_first the one that is expected to be the longest begins first."""
+    estimate_error: float = 0.0
+    """Standard deviation of the logarithm of the expected length over the length of the longest response."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -47,6 +51,8 @@ class Workload:
             ("reload_pause", self.reload_pause, 0),
             ("publish_lag", self.publish_lag, 0),
             ("groups_in_flight", self.groups_in_flight, 0),
+            ("submitted_together", self.submitted_together, 1),
+            ("estimate_error", self.estimate_error, 0),
         ):
             if value < least:
                 raise InvalidField(name, value, f"at least {least}")
