@@ -59,9 +59,11 @@ None: the push waits in line. A rejected one is tried again, which is taken to b
 """
 
 
-def refuse_what_is_not_simulated(policy: RunPolicy) -> None:
-    """Raise InvalidField for what the simulation has no answer to."""
-    held = policy.max_inflight_groups > 0 or policy.reserve_queue_space or policy.max_lookahead != UNSET
+def refuse_what_is_not_simulated(policy: RunPolicy, outstanding: int) -> None:
+    """Raise InvalidField for what the simulation has no answer to; `outstanding`: leases that workers may hold."""
+    held = (
+        outstanding > 0 or policy.max_inflight_groups > 0 or policy.reserve_queue_space or policy.max_lookahead != UNSET
+    )
     only = {
         "overflow_action": (" or ".join(DROPS), policy.overflow_action in DROPS),
         "max_inflight_groups": (

@@ -37,7 +37,7 @@ class CompactBuffer:
         """Recycled tasks, which are leased before new ones; lowest number first."""
         self._leased = 0
         self._heads: Counter[int] = Counter()
-        """Leased groups by the version that they began with."""
+        """Leased groups by the version that their engine had."""
         self._turns: dict[int, None] = {}
         """Numbers of leased groups, the first one first, and the last that was given; in the order of submission."""
         self._last_turn = 0
@@ -72,7 +72,7 @@ class CompactBuffer:
             self._tasks += 1
             group.lease = (self._tasks, 0)
         self._leased += 1
-        self._heads[group.head] += 1
+        self._heads[group.loaded] += 1
         if policy.order is Order.SUBMISSION:
             self._last_turn += 1
             group.sequence = self._last_turn
@@ -152,7 +152,7 @@ class CompactBuffer:
 
     def _accept(self, group: SimulatedGroup) -> None:
         self._leased -= 1
-        self._heads[group.head] -= 1
+        self._heads[group.loaded] -= 1
         self._turns.pop(group.sequence, None)
         self._queue.add(group)
 

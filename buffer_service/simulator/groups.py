@@ -14,6 +14,7 @@ class SimulatedGroup:
         "head",
         "incarnation",
         "lease",
+        "loaded",
         "longest",
         "mean_milli",
         "number",
@@ -29,6 +30,8 @@ class SimulatedGroup:
     def __init__(self, number: int, head: int, durations: list[float], tokens: int, longest: int) -> None:
         self.number = number
         """Number in the order of starts, from 0."""
+        self.loaded = head
+        """Version of the engine when the group was leased."""
         self.head = head
         self.tail = head
         self.mean_milli = head * 1_000
@@ -50,6 +53,11 @@ class SimulatedGroup:
         """The buffer's own."""
         self.incarnation = 0
         """Number of times that its task was started anew; set with the lease."""
+
+    def begin(self, version: int) -> None:
+        """Its first response starts under that version."""
+        self.head = self.tail = version
+        self.mean_milli = version * 1_000
 
     def complete(self, version: int) -> None:
         """Its last response ended under that version."""

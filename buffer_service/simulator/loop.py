@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from buffer_service.domain.policy import OverflowAction, RunPolicy
+from buffer_service.domain.policy import RunPolicy
 from buffer_service.simulator.buffer import Buffer, refuse_what_is_not_simulated
 from buffer_service.simulator.compact_buffer import CompactBuffer
 from buffer_service.simulator.groups import SimulatedGroup
@@ -43,7 +43,7 @@ def simulate(
     """Run a simulation. Raises InvalidField for what is not simulated, InvalidPolicy when nothing can go on."""
     if simulation.steps < 1 or simulation.warmup < 0:
         raise InvalidField("steps", simulation.steps, "at least 1, and a warm-up of 0 or more")
-    refuse_what_is_not_simulated(simulation.policy)
+    refuse_what_is_not_simulated(simulation.policy, simulation.workload.groups_outstanding)
     return _Run(simulation, trace, buffer(simulation.policy)).result()
 
 
@@ -54,7 +54,11 @@ class _Run:
         self._trace = trace
         self._buffer = buffer
         self._blocked = 0
-        """Pushes that wait for room. Their workers ask for no more leases meanwhile, but where pushes are rejected."""
+        """Pushes that wait for room."""
+        self._held = 0
+        """Groups that are leased and not accepted."""
+        self._held_since = self._held_time = 0.0
+        """Time of the last change of that, and the sum over groups of the time for which they were."""
         rollout_time = workload.rollout_time(policy.batch_groups, simulation.seed)
         self._ideal_period = workload.ideal_period(policy.batch_groups, simulation.seed)
         self._measures = Measures()
@@ -90,10 +94,21 @@ class _Run:
 
     def _lease(self, group: SimulatedGroup) -> bool:
         waits_for_load = self._loads_first and self._loaded_at < inf
-        held_back = self._blocked and self._simulation.policy.overflow_action is not OverflowAction.REJECT
-        leased = not held_back and not waits_for_load and self._buffer.lease(group)
+        leased = not self._holds_enough() and not waits_for_load and self._buffer.lease(group)
+        if leased:
+            self._hold(1, self._slots.wall())
         self._tell("leased" if leased else "refused", group, group.incarnation)
         return leased
+
+    def _holds_enough(self) -> bool:
+        """Tell whether workers ask for no more leases, for what they hold."""
+        most = self._simulation.workload.groups_outstanding
+        return self._held >= most if most else self._blocked > 0
+
+    def _hold(self, more: int, wall: float) -> None:
+        self._held_time += self._held * max(0.0, wall - self._held_since)
+        self._held_since = max(wall, self._held_since)
+        self._held += more
 
     def _push(self, group: SimulatedGroup) -> None:
         self._measures.sampled(group)
@@ -101,6 +116,7 @@ class _Run:
         self._blocked += not queued
         self._tell("queued" if queued else "blocked", group, 0)
         if queued:
+            self._hold(-1, self._slots.wall())
             self._pull(self._slots.wall())
 
     def _finish_training(self) -> None:
@@ -143,6 +159,7 @@ class _Run:
             pulled, blocked = self._trainer.pull(wall), self._blocked
             if blocked:
                 self._blocked = self._buffer.retry()
+                self._hold(self._blocked - blocked, wall)
             if self._blocked == blocked and not (pulled and blocked):
                 return
 
@@ -156,8 +173,18 @@ class _Run:
             self._trace(kind, group.number, step)
 
     def _moment(self) -> Moment:
-        slots, losses = self._slots, self._buffer.losses()
-        return Moment(slots.wall(), self._trainer.idle_time, slots.now, slots.idle_time, slots.busy_time, losses)
+        slots = self._slots
+        wall = slots.wall()
+        self._hold(0, wall)
+        return Moment(
+            wall=wall,
+            trainer_idle=self._trainer.idle_time,
+            slot_time=slots.now,
+            slots_idle=slots.idle_time,
+            slots_busy=slots.busy_time,
+            held=self._held_time,
+            losses=self._buffer.losses(),
+        )
 
     def _measured(self) -> SimulationResult:
         simulation, now = self._simulation, self._moment()
@@ -191,6 +218,7 @@ class _Run:
                 workload.concurrency * (now.slot_time - begun.slot_time) - (now.slots_idle - begun.slots_idle)
             )
             / (now.slots_busy - begun.slots_busy),
+            mean_leased=(now.held - begun.held) / (now.wall - begun.wall),
             steps=simulation.steps,
             warmup=simulation.warmup,
             seed=simulation.seed,

@@ -18,6 +18,8 @@ class Moment:
     """Summed over the slots."""
     slots_busy: float
     """Slot time in which any slot decodes."""
+    held: float
+    """Wall time for which groups were leased, summed over them."""
     losses: Losses
 
 

@@ -34,6 +34,8 @@ class SimulationResult:
     slot_idle_share: float
     mean_concurrency: float
     """Responses that decode at once, while any does."""
+    mean_leased: float
+    """Groups that are leased and not accepted."""
     steps: int
     """Measured train steps, after the warm-up."""
     warmup: int

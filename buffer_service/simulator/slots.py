@@ -6,6 +6,7 @@ responses among those in flight; of a group that was started every response gets
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from math import inf
@@ -38,9 +39,12 @@ class Slots:
         self._concurrency = self._idle = workload.concurrency
         self._current: SimulatedGroup | None = None
         self._next: _Drawn | None = None
+        self._ready: deque[SimulatedGroup] = deque()
+        """Groups that are leased and not begun."""
+        self._group_size = workload.group_size
         self._started = 0
         self._room = (workload.groups_in_flight - 1) * workload.group_size if workload.groups_in_flight else inf
-        """Most responses in slots beside which one more group may begin."""
+        """Most responses that may be left of the groups that are leased, for one more to be leased."""
         self.now = 0.0
         """Slot time of the last event."""
         self._lag = 0.0
@@ -114,6 +118,8 @@ class Slots:
             group.running += 1
             group.version_time -= stamp
             heapq.heappush(self._ends, (now + group.pending.pop(), self._tickets, group))
+        while self._room < inf and (leased := self._lease()):
+            self._ready.append(leased)
 
     def load(self, version: int, wall: float) -> None:
         """Have the engines pause at wall time `wall`, in seconds, and decode with `version` from then on."""
@@ -133,8 +139,17 @@ class Slots:
         self.now = now
 
     def _begin(self) -> SimulatedGroup | None:
-        """The next group, if it may be started; lengths that were drawn for nothing wait for the next."""
-        if len(self._ends) > self._room:
+        """The next group, if there is one or it may be leased."""
+        group = self._ready.popleft() if self._ready else self._lease()
+        if group is not None:
+            group.begin(self.version)
+            self._current = group
+        return group
+
+    def _lease(self) -> SimulatedGroup | None:
+        """Another group, if it may be leased; lengths that were drawn for nothing wait for the next."""
+        pending = len(self._current.pending) if self._current is not None else 0
+        if len(self._ends) + pending + len(self._ready) * self._group_size > self._room:
             return None
         durations, tokens, longest = self._next or next(self._drawn)
         group = SimulatedGroup(self._started, self.version, durations, tokens, longest)
@@ -143,7 +158,6 @@ class Slots:
             return None
         self._next = None
         self._started += 1
-        self._current = group
         return group
 
 

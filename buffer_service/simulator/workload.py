@@ -35,7 +35,12 @@ class Workload:
     """
     groups_in_flight: int = 0
     """Groups whose responses are generated at once, a worker's groups_per_engine over all engines; 0: as many as the
-    slots need. A group begins when all of its responses have room: up to C/G, slots wait until as many are free.
+    slots need. A group begins when all of its responses have room: up to C/G, slots wait until as many are free. More
+    are leased ahead, and begin as slots become free.
+    """
+    groups_outstanding: int = 0
+    """Leases that workers hold at most, those whose pushes wait included; 0: any number, but none while a push waits
+    in line.
     """
     submitted_together: int = 64
     """Tasks of one submit: with the policy's longest_first the one that is expected to be the longest begins first."""
@@ -51,6 +56,7 @@ class Workload:
             ("reload_pause", self.reload_pause, 0),
             ("publish_lag", self.publish_lag, 0),
             ("groups_in_flight", self.groups_in_flight, 0),
+            ("groups_outstanding", self.groups_outstanding, 0),
             ("submitted_together", self.submitted_together, 1),
             ("estimate_error", self.estimate_error, 0),
         ):

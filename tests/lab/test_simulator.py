@@ -159,7 +159,31 @@ def test_a_group_begins_when_all_of_its_responses_have_room() -> None:
 
 def test_groups_in_flight_that_slots_never_reach_change_nothing() -> None:
     plain = run(queue_policy("queue_drop", 8), Workload(64, 8, 0.8, LENGTHS))
-    assert run(queue_policy("queue_drop", 8), Workload(64, 8, 0.8, LENGTHS, groups_in_flight=64)) == plain
+    ahead = run(queue_policy("queue_drop", 8), Workload(64, 8, 0.8, LENGTHS, groups_in_flight=64))
+    assert dataclasses.replace(ahead, mean_leased=plain.mean_leased) == plain
+
+
+def test_what_is_leased_ahead_begins_with_the_weights_that_a_load_replaces() -> None:
+    """Fresh starts hold back leases, not what was leased before: slots take it for a tenth of a period."""
+    period = 16 * 8 * LENGTHS.mean / 128
+    work = Workload(128, 8, 0.6, LENGTHS, publish_lag=period / 10)
+    at_once, ahead = (
+        run(queue_policy("queue_drop", 16), dataclasses.replace(work, groups_in_flight=groups), steps=300)
+        for groups in (0, 64)
+    )
+    assert ahead.staleness == pytest.approx(at_once.staleness + 0.1, abs=0.04)
+    assert ahead.mean_leased > 2 * at_once.mean_leased
+
+
+@pytest.mark.parametrize("action", [OverflowAction.BLOCK, OverflowAction.REJECT])
+def test_where_pushes_wait_groups_are_as_old_as_workers_hold_leases(action: OverflowAction) -> None:
+    """Training is the bottleneck: 24 leases and a queue of 8 groups, trained by 8, in the order in which they came."""
+    policy = RunPolicy(batch_groups=8, overflow_action=action)
+    work = Workload(32, 4, 1.5, LENGTHS, groups_in_flight=12, groups_outstanding=24)
+    result = run(policy, work)
+    assert result.staleness == pytest.approx((24 + 8) / 8, abs=0.03)
+    assert result.mean_leased == pytest.approx(24, abs=0.5)
+    assert result.mean_concurrency == pytest.approx(32 / 1.5, rel=0.05)
 
 
 def test_in_flight_cap_limits_the_slots_in_use() -> None:

@@ -12,7 +12,15 @@ from tests.support.views import make_loop
 
 
 def question(step: float = 1.0, policy: RunPolicy | None = None) -> Question:
-    return Question(policy=policy or RunPolicy(batch_groups=4), group_size=2, tailness=1.2, concurrency=8.0, step=step)
+    return Question(
+        policy=policy or RunPolicy(batch_groups=4),
+        group_size=2,
+        tailness=1.2,
+        concurrency=8.0,
+        leased=8.0,
+        spare=False,
+        step=step,
+    )
 
 
 class Player:

@@ -54,7 +54,14 @@ def policy(preset: str, **fields: Any) -> RunPolicy:
         pytest.param(policy("one_step_off"), {"rho": 1.3, "publish_lag": 50.0}, id="fresh starts"),
         pytest.param(policy("queue_max(2)"), {"rho": 1.2}, id="a gate"),
         pytest.param(
-            policy("queue_drop(1)", overflow_action=OverflowAction.BLOCK), {"rho": 1.4}, id="pushes are blocked"
+            policy("queue_drop(1)", overflow_action=OverflowAction.BLOCK),
+            {"rho": 1.4, "groups_in_flight": 16, "groups_outstanding": 32},
+            id="pushes are blocked",
+        ),
+        pytest.param(
+            policy("queue_drop(1)", overflow_action=OverflowAction.REJECT),
+            {"rho": 1.4, "groups_in_flight": 16, "groups_outstanding": 32},
+            id="pushes are rejected",
         ),
     ],
 )
@@ -112,11 +119,6 @@ def test_what_the_simulator_has_no_answer_to_is_left_out() -> None:
     predicted = estimate(make_loop(chosen), now).predicted
     assert predicted.simulated
     assert "simulated without cancel_stale_leases and environments" in predicted.notes
-
-
-def test_rejected_pushes_are_bounded_by_what_is_leased() -> None:
-    chosen = RunPolicy(batch_groups=16, overflow_action=OverflowAction.REJECT)
-    assert asked_of(make_loop(chosen, rho=1.4, tasks={"leased": 40})).policy.max_inflight_groups == 40
 
 
 def test_a_process_answers_one_after_another() -> None:

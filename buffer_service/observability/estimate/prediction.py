@@ -113,8 +113,7 @@ def setting_of(policy: RunPolicy, world_size: int, known: Quantities, versions_p
         return None
     blocks = _BLOCKS[policy.overflow_action]
     take = min(policy.micro_batch_groups * max(1, world_size), per_batch) or per_batch
-    never_waits = known.trainer_idle_share is not None and known.trainer_idle_share < NEVER_WAITS
-    hides_rho = blocks and never_waits and rho <= HIDDEN_BELOW
+    hides_rho = blocks and never_waits(known) and rho <= HIDDEN_BELOW
     gated = policy.max_staleness != UNSET and policy.staleness_measure == StalenessMeasure.HEAD
     # A publish at the window's edge makes it 1.03 batches; a form for 1 is meant.
     whole = max(1, round(batches))
@@ -141,6 +140,11 @@ def setting_of(policy: RunPolicy, world_size: int, known: Quantities, versions_p
     # Admission that lets generation run further ahead than the queue has room for holds nothing back.
     free = replace(setting, lookahead=None)
     return free if predict(free).staleness < predict(setting).staleness else setting
+
+
+def never_waits(known: Quantities) -> bool:
+    """Tell whether the trainer is the bottleneck."""
+    return known.trainer_idle_share is not None and known.trainer_idle_share < NEVER_WAITS
 
 
 def _capped(policy: RunPolicy, known: Quantities, tailness: float) -> str:

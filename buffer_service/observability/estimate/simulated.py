@@ -1,19 +1,20 @@
 """A live run as the simulator plays it: what is asked, of what was measured, and the answer.
 
-Inputs are on a grid of GRID, so that a run in a steady state asks the same thing again. How many slots there are no
-engine says: as many as let so many responses decode at once, on average, as were measured. Where admission or a full
-queue holds engines back, that is more than decode.
+Inputs are on a grid of GRID, so that a run in a steady state asks the same thing again. How many slots there are, and
+how many groups a worker leases ahead of them, nobody says: as many as let so many responses decode, and so many leases
+be held, on average, as were measured. Where admission or a full queue holds engines back, that is more.
 """
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 from buffer_service.domain.ops import RunView
-from buffer_service.domain.policy import UNSET, OverflowAction, RunPolicy
+from buffer_service.domain.policy import OverflowAction, RunPolicy
 from buffer_service.observability.estimate.closed_forms import Prediction
-from buffer_service.observability.estimate.prediction import Setting
+from buffer_service.observability.estimate.prediction import Setting, never_waits
 from buffer_service.rules.totals import RELOAD_PHASES
-from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
+from buffer_service.simulator import Simulation, Workload, simulate
 from buffer_service.simulator.lengths import Fixed, Lengths, Lognormal
 from buffer_wire.errors import InvalidField, InvalidPolicy
 from buffer_wire.estimate import Quantities
@@ -26,8 +27,12 @@ SAMPLES = 60_000
 """Responses of a simulation, which bound its steps: about 0.1 s of a core."""
 MOST_GROUPS = 64
 """Larger batches are played smaller, with everything else in proportion."""
-FITS, FITTED = 5, 0.98
-"""Tries to find how many slots there are, and the share of the measured concurrency that is enough."""
+FITS, FITTED = 6, 0.98
+"""Tries to find how many slots there are, and how near to what was measured is near enough."""
+SPARE = 1.5
+"""Slots over the requests that decode, where engines have more than they need; how many more decides nothing."""
+AHEAD, OUTSTANDING = 2, 2
+"""Groups in flight of the first try, over the leases that are held. Leases of a worker over its groups in flight."""
 MOST_TAILNESS = 0.95
 """Share of the group size up to which a tailness is one of lengths without bound."""
 _LEAST_SIGMA_TAILNESS = 1.01
@@ -44,6 +49,10 @@ class Question:
     tailness: float
     concurrency: float
     """Responses that decode at once, while any does."""
+    leased: float
+    """Groups that workers hold leases of; 0: it is not known."""
+    spare: bool
+    """True where the trainer never waits, and pushes do: engines could make more than they do."""
     step: float
     """Time of a training step."""
     lag: float = 0.0
@@ -70,6 +79,8 @@ def question(view: RunView, known: Quantities, setting: Setting) -> Question | N
         group_size=max(1, round(size)),
         tailness=_on_grid(setting.tailness),
         concurrency=_on_grid(concurrency * known.pass_share / scale),
+        leased=_on_grid(view.window.grown("generation_ms") / 1000 / view.window.seconds / scale),
+        spare=policy.overflow_action is not OverflowAction.DROP_OLDEST and never_waits(known),
         step=_on_grid(step_s / response_s),
         lag=_on_grid(lag_s / response_s),
         pause=_on_grid(pause_s / response_s),
@@ -79,30 +90,34 @@ def question(view: RunView, known: Quantities, setting: Setting) -> Question | N
 def answer(asked: Question) -> Prediction | None:
     """Simulate; None where nothing can go on. Takes up to some tenths of a second."""
     try:
-        slots = _slots(asked)
-        found = simulate(_simulation(asked, slots, STEPS))
+        found = simulate(_simulation(asked, *_workers(asked), STEPS))
     except (InvalidField, InvalidPolicy):
         return None
     return Prediction(found.pqs, found.iqs, found.train_period_ratio)
 
 
-def _slots(asked: Question) -> int:
-    """Slots of which as many decode as were measured, by a few short simulations."""
-    slots = max(1, round(asked.concurrency))
+def _workers(asked: Question) -> tuple[int, int]:
+    """Slots, and groups in flight: so many responses decode, and leases are held, as were measured.
+
+    By a few short simulations. A worker leases ahead of its slots, and holds twice as many leases as it generates.
+    """
+    slots = max(1, math.ceil(SPARE * asked.concurrency) if asked.spare else round(asked.concurrency))
+    groups = max(1, round(AHEAD * asked.leased))
     for _ in range(FITS):
-        decoding = _played(asked, slots).mean_concurrency
-        if decoding >= FITTED * min(asked.concurrency, slots):
+        found = simulate(_simulation(asked, slots, groups, FITTING_STEPS))
+        decoding, leased = found.mean_concurrency, found.mean_leased
+        tried = slots, groups
+        if decoding < FITTED * min(asked.concurrency, slots):
+            slots = math.ceil(slots * asked.concurrency / decoding)
+        if leased and asked.leased and abs(leased / asked.leased - 1) > 1 - FITTED:
+            groups = max(1, round(groups * asked.leased / leased))
+        if (slots, groups) == tried:
             break
-        slots = math.ceil(slots * asked.concurrency / decoding)
-    return slots
+    return slots, groups
 
 
-def _played(asked: Question, slots: int) -> SimulationResult:
-    return simulate(_simulation(asked, slots, FITTING_STEPS))
-
-
-def _simulation(asked: Question, slots: int, steps: int) -> Simulation:
-    lengths = _lengths(asked)
+def _simulation(asked: Question, slots: int, groups: int, steps: int) -> Simulation:
+    lengths = _lengths(asked.tailness, asked.group_size)
     batch = asked.policy.batch_groups * asked.group_size
     steps = max(LEAST_STEPS, min(steps, SAMPLES // batch))
     workload = Workload(
@@ -113,26 +128,25 @@ def _simulation(asked: Question, slots: int, steps: int) -> Simulation:
         lengths=lengths,
         reload_pause=asked.pause * lengths.mean,
         publish_lag=asked.lag * lengths.mean,
+        groups_in_flight=groups if asked.leased else 0,
+        groups_outstanding=OUTSTANDING * groups if asked.leased else 0,
     )
     return Simulation(
         policy=asked.policy, workload=workload, steps=steps, warmup=WARMUP * steps // STEPS + 4, seed=_SEED
     )
 
 
-def _lengths(asked: Question) -> Lengths:
-    tailness = min(asked.tailness, MOST_TAILNESS * asked.group_size)
+@cache
+def _lengths(tailness: float, group_size: int) -> Lengths:
+    tailness = min(tailness, MOST_TAILNESS * group_size)
     if tailness < _LEAST_SIGMA_TAILNESS:
         return Fixed(1_000)
-    return Lognormal.with_tailness(tailness, asked.group_size)
+    return Lognormal.with_tailness(tailness, group_size)
 
 
 def _policy(view: RunView, setting: Setting) -> RunPolicy | None:
     """The policy as the simulator takes it: N as it is, caps in groups, one environment."""
     policy, groups = view.policy, max(1, round(setting.per_batch))
-    held = policy.max_inflight_groups
-    if policy.overflow_action is OverflowAction.REJECT and not held and policy.max_lookahead == UNSET:
-        # Nothing else bounds what is tried again than what the workers hold.
-        held = max(view.tasks["leased"], groups)
     try:
         return replace(
             policy,
@@ -143,7 +157,6 @@ def _policy(view: RunView, setting: Setting) -> RunPolicy | None:
             max_queued_groups=max(round(setting.queue), 1 if setting.streams else groups),
             max_queued_tokens=0,
             micro_batch_groups=round(setting.take) if setting.streams else 0,
-            max_inflight_groups=held,
             quota_groups=0,
             quota_tokens=0,
             quota_bytes=0,
