@@ -14,9 +14,9 @@ from rollout_workers.engine.sglang import columns as wire_columns
 from rollout_workers.engine.sglang.columns import ExpertShape, decoded, encoded, expert_shape
 from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.stream import BatchStream
-from rollout_workers.engine.token_rows import PositionRows, TokenValues
-from rollout_workers.engine.types import GeneratedSample, SampleRequest
+from rollout_workers.engine.types import SampleRequest
 from tests.engine.fake_sglang import FakeSglang, answer, event, ok
+from tests.support.engine_columns import rows_of, values_of
 
 SHAPE = ExpertShape(layers=3, top_k=2, experts=8)
 
@@ -53,18 +53,6 @@ def streamed(asked: Sequence[SampleRequest], events: Sequence[Any], *, piece: in
     for at in range(0, len(data), piece):
         stream.feed(data[at : at + piece], "1.0")
     return stream.samples()
-
-
-def rows_of(sample: GeneratedSample) -> PositionRows:
-    column = sample.columns["routed_experts"]
-    assert isinstance(column, PositionRows)
-    return column
-
-
-def values_of(sample: GeneratedSample, asked: str, name: str) -> Any:
-    column = sample.columns[asked]
-    assert isinstance(column, TokenValues)
-    return column.arrays[name]
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 70_000])

@@ -27,6 +27,7 @@ from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.types import PauseMode, VersionSpan
 from tests.engine.against_fake import QUICK, connected, request
 from tests.engine.fake_sglang import VOCABULARY, FakeSglang, answer, hang_up, never_answer, ok, refused
+from tests.support.engine_columns import mask_of
 from tests.support.tiny_model import write_random_model
 
 NOT_FLUSHED = (
@@ -159,13 +160,13 @@ async def test_a_token_without_its_mask_is_malformed(
     asked = {"top_p": 0.9, "columns": ("sampling_mask",)}
     bad, good = await engine.generate([request(**asked), request(sample_index=1, **asked)])
     assert fault in bad.fault
-    assert (good.fault, good.columns["sampling_mask"].values.tolist()) == ("", [7, 8, 9])
+    assert (good.fault, mask_of(good).values.tolist()) == ("", [7, 8, 9])
 
 
 async def test_where_nothing_is_excluded_there_is_no_mask(engine: SglangEngine, fake: FakeSglang) -> None:
     (sample,) = await engine.generate([request(columns=("sampling_mask",))])
     assert fake.received["/generate"][0]["return_sampling_mask"] is False
-    assert sample.columns["sampling_mask"].counts.tolist() == [0, 0]
+    assert mask_of(sample).counts.tolist() == [0, 0]
 
 
 async def test_a_request_without_an_answer_is_noticed(engine: SglangEngine, fake: FakeSglang) -> None:

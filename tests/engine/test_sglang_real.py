@@ -18,6 +18,7 @@ from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.launch import SglangLauncher
 from rollout_workers.engine.types import GeneratedSample, PauseMode, SampleRequest
 from tests.engine.conftest import CONSTANT_TOKENS, SHAPE, Models
+from tests.support.engine_columns import mask_of, values_of
 from tests.support.processes import children, command
 from tests.support.tiny_model import EOS_ID
 
@@ -134,13 +135,13 @@ def reference_logits(
     return logits
 
 
-async def test_masks_are_what_could_be_drawn_also_over_a_weight_update_and_an_abort(
+async def test_columns_are_those_of_the_draw_also_over_a_weight_update_and_an_abort(
     engine: SglangEngine, models: Models
 ) -> None:
     made_by = {"12.0": models.random[0], "12.1": models.random[1]}
     await reload(engine, made_by["12.0"], "12.0")
     # Now and then such a model draws the end of the sequence: of so many some live until they are aborted.
-    asked = group(8, 3000, top_p=0.6, columns=("sampling_mask",))
+    asked = group(8, 3000, top_p=0.6, columns=("sampling_mask", "entropy", "top_logprobs_4"))
     without = group(1, 3000, top_p=0.6)
     work = asyncio.create_task(engine.generate([*asked, *without]))
     # What comes after them in the server's queue has its tokens, so they have new ones too.
@@ -153,18 +154,26 @@ async def test_masks_are_what_could_be_drawn_also_over_a_weight_update_and_an_ab
     assert ["12.0", "12.1"] in [[span.version_label for span in sample.spans] for sample in samples]
     assert "abort" in [sample.finish_reason for sample in samples]
     for sample in samples:
-        mask = sample.columns["sampling_mask"]
+        mask = mask_of(sample)
         assert len(mask) == len(sample.output_ids)
         assert mask.counts.min() >= 1
         assert mask.holds(sample.output_ids)
         assert mask.counts.max() < SHAPE.vocab_size
+        entropy = values_of(sample, "entropy", "entropy")
+        top, top_ids = (values_of(sample, "top_logprobs_4", name) for name in ("top_logprobs", "top_ids"))
+        assert (len(entropy), top.shape, top_ids.dtype) == (len(mask), (len(mask), 4), np.int32)
         for span in sample.spans:
             logits = reference_logits(made_by[span.version_label], sample.output_ids)
             for at in range(span.start, span.end):
                 start = int(mask.counts[:at].sum())
                 kept = mask.values[start : start + mask.counts[at]]
                 p = np.exp(logits[at] - logits[at].max())
+                drawn = p[kept] / p[kept].sum()
                 assert p[sample.output_ids[at]] / p[kept].sum() == pytest.approx(np.exp(sample.logprobs[at]), rel=1e-3)
+                assert entropy[at] == pytest.approx(-np.sum(drawn * np.log(drawn)), rel=1e-3, abs=1e-4)
+                # The likeliest tokens are those before sampling is narrowed.
+                assert np.exp(top[at]) == pytest.approx(np.sort(p)[:-5:-1] / p.sum(), rel=1e-3)
+                assert p[top_ids[at]] / p.sum() == pytest.approx(np.exp(top[at]), rel=1e-3)
 
 
 async def test_penalties_and_bounds_hold_and_logprobs_are_those_after_them(

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_workers.engine.sglang.columns import Malformed
 from rollout_workers.engine.sglang.stream import BatchStream, StreamRefused
-from rollout_workers.engine.sglang.wire import Malformed
 from rollout_workers.engine.types import GeneratedSample, SampleRequest, VersionSpan
 from tests.engine.fake_sglang import event
+from tests.support.engine_columns import mask_of
 
 DONE = b"data: [DONE]\n\n"
 VOCABULARY = 50
@@ -108,7 +109,7 @@ def test_masks_are_put_together_from_their_events(incremental: bool) -> None:
     stream.feed(server.chunk(0, 1) + server.chunk(0, 3), "1.0")
     stream.feed(server.chunk(0, 4) + server.last(0, 5) + server.last(1, 2) + DONE, "1.1")
     asked, not_asked = stream.samples()
-    mask = asked.columns["sampling_mask"]
+    mask = mask_of(asked)
     assert (mask.values.tolist(), mask.counts.tolist()) == ([1, 0, 2, 1, 3, 2, 4, 3, 5, 4], [2] * 5)
     assert not_asked.columns == {}
 
@@ -120,7 +121,7 @@ def test_tokens_without_a_mask_are_left_out_and_counted(incremental: bool) -> No
     stream.feed(server.chunk(0, 3, output_token_sampling_mask=[[0], [1]]), "1.0")
     (sample,) = stream.samples()
     assert (tokens(sample)[0], sample.unusable_tokens) == ([0, 1], 1)
-    assert sample.columns["sampling_mask"].values.tolist() == [0, 1]
+    assert mask_of(sample).values.tolist() == [0, 1]
 
 
 def test_what_arrived_of_a_stream_that_broke_off_is_kept(incremental: bool) -> None:
@@ -200,7 +201,7 @@ def test_an_abort_outside_the_batch_repeats_what_came_and_adds_nothing(increment
         (sample,) = stream.samples()
         scale = -2.0 if sampling else -1.0
         assert tokens(sample) == ([0, 1, 2, 3], [scale * t for t in range(4)])
-        assert sample.columns["sampling_mask"].values.tolist() == ([1, 0, 2, 1, 3, 2, 4, 3] if sampling else [])
+        assert mask_of(sample).values.tolist() == ([1, 0, 2, 1, 3, 2, 4, 3] if sampling else [])
         assert sample.aborted_in_queue
         assert sample.spans == (VersionSpan("1.0", 0, 4),)
 

@@ -45,8 +45,10 @@ def test_stopped_worker_hands_its_work_to_the_next(
         assert np.array_equal(sample.extras["entropy"][prompt:] * 8, sample.token_ids[prompt:] % 7)
         assert not any(sample.extras[name][:prompt].any() for name in ("top_ids", "entropy", "sampling_mask_counts"))
     collated = collate(batch, extras="all")
-    assert collated.extras["routed_experts"].dtype == torch.uint8
-    assert collated.extras["top_logprobs"].shape[2] == 3
+    routed, top = collated.extras["routed_experts"], collated.extras["top_logprobs"]
+    assert isinstance(routed, torch.Tensor)
+    assert isinstance(top, torch.Tensor)
+    assert (routed.dtype, top.shape[2]) == (torch.uint8, 3)
     state = client.run(run_id)
     assert state.statistics["partial_rollout_tokens_discarded"] == 0
     assert state.ledger.tasks.completed == 4
