@@ -20,6 +20,7 @@ from trainer_client.field_names import NamedFields, check_names
 OverflowAction: TypeAlias = Literal["drop_oldest", "block", "reject"]
 StaleAction: TypeAlias = Literal["drop", "recycle", "wait"]
 StalenessMeasure: TypeAlias = Literal["head", "mean", "tail"]
+TargetMeasure: TypeAlias = Literal["head", "token"]
 Order: TypeAlias = Literal["fifo", "lifo", "stalest_first", "priority", "submission"]
 
 
@@ -155,6 +156,10 @@ class Policy(NamedFields):
     """Longest time in ms that a batch waits for groups in flight, with stale_action "wait" or order_window_groups;
     default 60,000.
     """
+    target_staleness_milli: int | None = None
+    """Mean staleness that a controller holds, in thousandths of a version; 0 (default): none."""
+    target_measure: TargetMeasure | None = None
+    """Staleness whose mean is held: of groups by their "head" (default), or of response tokens ("token")."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.environments, Mapping):

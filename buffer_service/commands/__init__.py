@@ -12,6 +12,7 @@ from buffer_service.commands.groups import abandon_push
 from buffer_service.commands.inspection import list_groups, list_steps, list_tasks, task
 from buffer_service.commands.publishing import plan_collective, publish, report_engine, weights
 from buffer_service.commands.runs import continue_run, drain_run, note_client, pause_run, update_policy, view
+from buffer_service.commands.steering import decide, situation
 from buffer_service.commands.tasks import extend, give_back, submit
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "commit",
     "commit_and_checkpoint",
     "continue_run",
+    "decide",
     "delete_evaluation",
     "drain_run",
     "evaluation",
@@ -38,6 +40,7 @@ __all__ = [
     "report_engine",
     "report_lost",
     "resume",
+    "situation",
     "submit",
     "submit_evaluation",
     "task",

@@ -7,6 +7,8 @@ from buffer_service.commands.replies import text, unpack
 from buffer_service.domain import ops
 from buffer_service.domain.command import Fields
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.steering.decisions import NO_DECISION, Decision, Outcome
+from buffer_service.domain.steering.knobs import Knobs
 from buffer_service.domain.window import Snapshot, Window, no_staleness
 from buffer_service.rules.totals import (
     ENGINE_SAMPLES,
@@ -37,11 +39,35 @@ def as_policy(packed: Any) -> RunPolicy:  # noqa: ANN401
     return RunPolicy.from_store({k: text(v) if isinstance(v, bytes) else v for k, v in values.items()})
 
 
+def as_decision(packed: bytes) -> Decision:
+    """The controller's last decision; NO_DECISION for ''."""
+    if not packed:
+        return NO_DECISION
+    version, moved_at, moves, target_milli, by_token, outcome, measured_milli, reason, *lowered = unpack(packed)
+    micro_batch_groups, max_queued_groups, lookahead_milli, max_inflight_groups = lowered
+    return Decision(
+        version=version,
+        moved_at=moved_at,
+        moves=moves,
+        target_milli=target_milli,
+        by_token=bool(by_token),
+        outcome=Outcome(text(outcome)),
+        measured_milli=measured_milli,
+        reason=text(reason),
+        knobs=Knobs(
+            micro_batch_groups=micro_batch_groups,
+            max_queued_groups=max_queued_groups,
+            lookahead_milli=lookahead_milli,
+            max_inflight_groups=max_inflight_groups,
+        ),
+    )
+
+
 def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
     """The reply of `view`."""
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
-    totals, response_lengths, counters, *window, staleness, reloads, relaying, came_from, samples = fields
+    totals, response_lengths, counters, *window, staleness, reloads, relaying, came_from, samples, decision = fields
     heard_ms = {engine_id: int(ms) for engine_id, ms in _pairs(heard)}
     counted = {engine_id: unpack(packed) for engine_id, packed in _pairs(counters)}
     weights_from, engine_samples = dict(_pairs(came_from)), dict(_pairs(samples))
@@ -94,6 +120,7 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
         staleness_counts=_staleness_counts(staleness),
         reload_counters=unpack(reloads) if reloads else (0,) * (2 * len(RELOAD_PHASES)),
         relaying=_relaying(relaying, now),
+        decision=as_decision(decision),
         environment_statistics={
             name: dict(zip(OF_ENVIRONMENT, values, strict=True)) for name, values in environment_totals.items()
         },
@@ -114,10 +141,11 @@ def _pairs(flat: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401
 
 
 def _window(snapshots: int, first: bytes, last: bytes) -> Window | None:
-    return Window(_snapshot(first), _snapshot(last), snapshots - 1) if snapshots > 1 else None
+    return Window(as_snapshot(first), as_snapshot(last), snapshots - 1) if snapshots > 1 else None
 
 
-def _snapshot(packed: bytes) -> Snapshot:
+def as_snapshot(packed: bytes) -> Snapshot:
+    """Totals at a publish."""
     time_ms, version, *totals = unpack(packed)
     return Snapshot(time_ms, version, dict(zip(TOTALS, totals, strict=True)))
 

@@ -13,7 +13,7 @@ the next batch.
 
 from dataclasses import dataclass
 
-from buffer_service.domain.gate import oldest_useful_version
+from buffer_service.domain.gate import MILLI, oldest_useful_version
 from buffer_service.domain.policy import UNSET, Order, RunPolicy, StalenessMeasure
 from buffer_service.domain.timeline import next_train_version
 
@@ -30,7 +30,14 @@ NO_OPEN_STEP = OpenStep()
 
 
 def capacity(
-    policy: RunPolicy, *, unpublished_steps: int, open_step: OpenStep, queued: int, leased: int, behind: int = 0
+    policy: RunPolicy,
+    *,
+    unpublished_steps: int,
+    open_step: OpenStep,
+    queued: int,
+    leased: int,
+    behind: int = 0,
+    lookahead_milli: int = UNSET,
 ) -> int | None:
     """Groups that may still be leased for an engine, None without a cap; zero or less means none.
 
@@ -41,7 +48,8 @@ def capacity(
         max_lookahead k          ((k + 1) * b - unpublished_steps) * N - (forming + queued + leased)
 
     for batches of N groups and b batches per publish. `unpublished_steps`: complete steps that the last publish did not
-    cover. `behind`: versions by which the engine's weights are older than the published ones.
+    cover. `behind`: versions by which the engine's weights are older than the published ones. `lookahead_milli`: k in
+    thousandths, where a controller lowered it by a fraction; UNSET: the policy's.
 
     The last is the bound of AReaL, (k + version + 1) * N - (accepted + running), where every step has N groups and
     every version b steps. Counted in steps, it also holds when batches differ in size, versions leave gaps, or a resume
@@ -53,8 +61,9 @@ def capacity(
     if policy.reserve_queue_space:
         rooms.append(policy.max_queued_groups - (queued + leased))
     if policy.max_lookahead != UNSET:
-        steps = (_lookahead(policy, behind) + 1) * policy.batches_per_publish - unpublished_steps
-        rooms.append(steps * _step_groups(policy, open_step) - (open_step.groups + queued + leased))
+        ahead = _lookahead(policy, behind, lookahead_milli)
+        steps = (ahead + MILLI) * policy.batches_per_publish - unpublished_steps * MILLI
+        rooms.append(steps * _step_groups(policy, open_step) // MILLI - (open_step.groups + queued + leased))
     return min(rooms, default=None)
 
 
@@ -79,14 +88,16 @@ def _judges_turns(policy: RunPolicy) -> bool:
     return policy.max_lookahead != UNSET and gated and policy.order is not Order.LIFO
 
 
-def _lookahead(policy: RunPolicy, behind: int) -> int:
-    """Versions ahead for an engine: k, and for one that is behind at most so many that its groups are fresh then.
+def _lookahead(policy: RunPolicy, behind: int, lookahead_milli: int) -> int:
+    """Thousandths of a version ahead for an engine: k, and for one that is behind at most so many that its groups are
+    fresh then.
 
     A group whose turn is a versions ahead has the staleness a + behind, so a <= max_staleness - behind.
     """
+    ahead = policy.max_lookahead * MILLI if lookahead_milli == UNSET else lookahead_milli
     if behind > 0 and _judges_turns(policy):
-        return min(policy.max_lookahead, policy.max_staleness - behind)
-    return policy.max_lookahead
+        return min(ahead, (policy.max_staleness - behind) * MILLI)
+    return ahead
 
 
 def _step_groups(policy: RunPolicy, open_step: OpenStep) -> int:

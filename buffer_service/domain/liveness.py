@@ -28,6 +28,7 @@ def refuse_what_cannot_progress(policy: "RunPolicy") -> None:
     _refuse_small_quotas(policy)
     _refuse_closed_gates(policy)
     _refuse_short_lookahead(policy)
+    _refuse_targets_above_the_gate(policy)
     _refuse_waits_for_more_than_fits(policy)
     _refuse_windows_without_room(policy)
 
@@ -110,6 +111,13 @@ def _refuse_closed_gates(policy: "RunPolicy") -> None:
         )
 
 
+def _refuse_targets_above_the_gate(policy: "RunPolicy") -> None:
+    """Raise InvalidPolicy for a mean above the bound of what is trained."""
+    if 0 <= policy.max_staleness * 1_000 < policy.target_staleness_milli and policy.staleness_measure == "head":
+        why = f"{policy.target_staleness_milli} is above max_staleness {policy.max_staleness}, which no group exceeds"
+        raise InvalidPolicy("target_staleness_milli", why)
+
+
 def _refuse_short_lookahead(policy: "RunPolicy") -> None:
     """Raise InvalidPolicy unless max_lookahead lets as many batches exist as the trainer holds, and one more."""
     if 0 <= policy.max_lookahead < policy.least_staleness:
@@ -185,5 +193,8 @@ def most_batch_groups(policy: "RunPolicy", most: int) -> int:
     if policy.quota_groups:
         bounds.append(policy.quota_groups // (policy.uncommitted_batches + 1))
     if policy.micro_batch_groups and (policy.quota_tokens or policy.quota_bytes):
+        bounds.append(policy.batch_groups)
+    if policy.target_staleness_milli:
+        # A controller may lower the caps to what batches of N groups need.
         bounds.append(policy.batch_groups)
     return min(bounds)

@@ -47,6 +47,13 @@ class StalenessMeasure(StrEnum):
     TAIL = "tail"
 
 
+class TargetMeasure(StrEnum):
+    """Staleness whose mean a target is about: of groups by their head, or of tokens."""
+
+    HEAD = "head"
+    TOKEN = "token"  # noqa: S105 - no secret
+
+
 class Order(StrEnum):
     """Order in which queued groups enter batches."""
 
@@ -128,6 +135,8 @@ class RunPolicy:
     stale_wait_ms: Annotated[int, Between(0, 3_600_000)] = 60_000
     order_window_groups: Annotated[int, Between(0, 10_000_000)] = 0
     longest_first: bool = False
+    target_staleness_milli: Annotated[int, Between(0, 1_000_000_000)] = 0
+    target_measure: TargetMeasure = TargetMeasure.HEAD
 
     def __post_init__(self) -> None:
         if self.max_queued_groups == 0:

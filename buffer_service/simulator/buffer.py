@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from buffer_service.domain.policy import UNSET, OverflowAction, RunPolicy
+from buffer_service.domain.steering.knobs import Knobs
 from buffer_service.simulator.groups import SimulatedGroup
 from buffer_service.simulator.queue import Queue
 from buffer_wire.errors import InvalidField
@@ -29,6 +30,9 @@ class Losses:
 class Buffer(Protocol):
     """The buffer's side of the simulation. Every call happens at the simulation's present moment."""
 
+    held_at: int
+    """Published version at which the caps of admission last held an engine back; UNSET: never."""
+
     def lease(self, group: SimulatedGroup) -> bool:
         """Lease the group a task, recycled ones first. False, and no lease, if it is too stale or there is no room."""
 
@@ -43,6 +47,9 @@ class Buffer(Protocol):
 
     def finish(self, step: int, version: int | None) -> None:
         """A step is trained; `version` is published with it, None: nothing."""
+
+    def steer(self, knobs: Knobs) -> None:
+        """Have a controller's knobs in effect from now on."""
 
     def losses(self) -> Losses:
         """Losses so far."""

@@ -15,6 +15,7 @@ from buffer_service.domain.gate import aged_out, too_stale
 from buffer_service.domain.ops import Amount
 from buffer_service.domain.policy import UNSET, Order, RunPolicy, StaleAction
 from buffer_service.domain.quota import within_caps
+from buffer_service.domain.steering.knobs import Knobs, in_effect, lookahead_milli
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.simulator.buffer import DROPS, Losses
 from buffer_service.simulator.groups import SimulatedGroup
@@ -28,7 +29,10 @@ class CompactBuffer:
     """A Buffer."""
 
     def __init__(self, policy: RunPolicy) -> None:
-        self._policy = policy
+        self._stated = self._policy = policy
+        """Policy as it was stated, and as it is in effect."""
+        self._lookahead_milli = UNSET
+        self.held_at = UNSET
         self._drops = DROPS[policy.overflow_action]
         self._queue = Queue(policy.order, policy.staleness_measure)
         self._line: deque[SimulatedGroup] = deque()
@@ -46,6 +50,8 @@ class CompactBuffer:
         self._published_steps = 0
         self._in_step = 0
         """Groups of the open step."""
+        self._micro_batch = policy.micro_batch_groups
+        """Groups of its micro-batches; 0: it is whole."""
         self._overflow = self._stale = self._recycled = self._lost_tokens = 0
 
     def lease(self, group: SimulatedGroup) -> bool:
@@ -62,8 +68,10 @@ class CompactBuffer:
             queued=len(self._queue),
             leased=self._leased,
             behind=self._published - group.head,
+            lookahead_milli=self._lookahead_milli,
         )
         if room is not None and room <= 0:
+            self._note_held(unpublished)
             return False
         if self._again:
             group.lease = task = heapq.heappop(self._again)
@@ -78,6 +86,20 @@ class CompactBuffer:
             group.sequence = self._last_turn
             self._turns[group.sequence] = None
         return True
+
+    def _note_held(self, unpublished: int) -> None:
+        """Note that what a controller lowered holds an engine back, where the policy as stated would not."""
+        if self._policy is self._stated or self.held_at == self._published:
+            return
+        room = capacity(
+            self._stated,
+            unpublished_steps=unpublished,
+            open_step=OpenStep(self._policy.batch_groups, self._in_step) if self._in_step else NO_OPEN_STEP,
+            queued=len(self._queue),
+            leased=self._leased,
+        )
+        if room is None or room > 0:
+            self.held_at = self._published
 
     def push(self, group: SimulatedGroup) -> bool:
         """Queue the complete group; False if it waits in line."""
@@ -106,8 +128,10 @@ class CompactBuffer:
         if policy.max_staleness != UNSET:
             self._evict(train_version)
         wanted = policy.batch_groups - self._in_step
-        if policy.micro_batch_groups:
-            wanted = min(wanted, policy.micro_batch_groups)
+        if not self._in_step:
+            self._micro_batch = policy.micro_batch_groups
+        if self._micro_batch:
+            wanted = min(wanted, self._micro_batch)
         if len(self._queue) < wanted:
             return None
         if policy.order_window_groups and self._turns:
@@ -142,6 +166,11 @@ class CompactBuffer:
         if version is not None:
             self._published = version
             self._published_steps = step + 1
+
+    def steer(self, knobs: Knobs) -> None:
+        """Have these knobs in effect from now on."""
+        self._policy = in_effect(self._stated, knobs, 1)
+        self._lookahead_milli = lookahead_milli(self._stated, knobs)
 
     def losses(self) -> Losses:
         """Losses so far."""

@@ -11,8 +11,9 @@ from buffer_service.simulator.groups import SimulatedGroup
 from buffer_service.simulator.measures import Measures, Moment
 from buffer_service.simulator.result import SimulationResult
 from buffer_service.simulator.slots import Slots
+from buffer_service.simulator.steering import Controller, Steering
 from buffer_service.simulator.trainer import Trainer
-from buffer_service.simulator.workload import Workload
+from buffer_service.simulator.workload import Jump, Workload
 from buffer_wire.errors import InvalidField, InvalidPolicy
 
 FRESH_START_SHARE = 8
@@ -35,6 +36,9 @@ class Simulation:
     warmup: int = 100
     """Train steps before them that are not."""
     seed: int = 0
+    controller: Controller | None = None
+    """Asked after each publish, where the policy has a target of staleness."""
+    jump: Jump | None = None
 
 
 def simulate(
@@ -71,6 +75,9 @@ class _Run:
         """Wall time at which engines pause for what `_loading` says; inf: they have the newest weights."""
         self._loading = 0
         self._trainer = Trainer(policy, rollout_time * workload.rho, self._buffer, self._take)
+        self._jump = simulation.jump
+        controller = simulation.controller
+        self._steering = Steering(policy, controller, self._buffer) if controller is not None else None
 
     def result(self) -> SimulationResult:
         """Run, and measure."""
@@ -98,6 +105,8 @@ class _Run:
         if leased:
             self._hold(1, self._slots.wall())
         self._tell("leased" if leased else "refused", group, group.incarnation)
+        if leased and self._steering is not None:
+            self._steering.leased(group, self._slots.wall())
         return leased
 
     def _holds_enough(self) -> bool:
@@ -115,16 +124,25 @@ class _Run:
         queued = self._buffer.push(group)
         self._blocked += not queued
         self._tell("queued" if queued else "blocked", group, 0)
+        if self._steering is not None:
+            self._steering.pushed(group, self._slots.wall())
         if queued:
             self._hold(-1, self._slots.wall())
             self._pull(self._slots.wall())
 
     def _finish_training(self) -> None:
         wall = self._trainer.done_at
-        if self._trainer.finish():
+        published = self._trainer.finish()
+        if self._jump is not None and self._trainer.trained_steps >= self._jump.step:
+            self._slots.jump(self._jump)
+            self._trainer.jump(self._jump.length)
+            self._jump = None
+        if published:
             self._published = self._trainer.version
             self._loads_first = self._is_load_short(wall - self._published_at)
             self._published_at = wall
+            if self._steering is not None:
+                self._steering.published(self._published, wall, self._trainer.idle_time)
             self._begin_load(wall)
         self._pull(wall)
 
@@ -165,6 +183,8 @@ class _Run:
 
     def _take(self, group: SimulatedGroup, step: int, train_version: int) -> None:
         self._tell("taken", group, step)
+        if self._steering is not None:
+            self._steering.taken(group, train_version)
         if step >= self._simulation.warmup:
             self._measures.trained(group, train_version)
 

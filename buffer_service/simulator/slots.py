@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 
 from buffer_service.simulator.groups import SimulatedGroup
-from buffer_service.simulator.workload import Workload
+from buffer_service.simulator.workload import Jump, Workload
 
 _GROUPS_DRAWN = 512
 """Groups whose lengths are drawn at once; a detail, but one that fixes what a seed means."""
@@ -39,6 +39,7 @@ class Slots:
         self._concurrency = self._idle = workload.concurrency
         self._current: SimulatedGroup | None = None
         self._next: _Drawn | None = None
+        self._jump: Jump | None = None
         self._ready: deque[SimulatedGroup] = deque()
         """Groups that are leased and not begun."""
         self._group_size = workload.group_size
@@ -121,6 +122,10 @@ class Slots:
         while self._room < inf and (leased := self._lease()):
             self._ready.append(leased)
 
+    def jump(self, jump: Jump) -> None:
+        """Have groups that begin from now on be longer, and decoded at another speed."""
+        self._jump = jump
+
     def load(self, version: int, wall: float) -> None:
         """Have the engines pause at wall time `wall`, in seconds, and decode with `version` from then on."""
         slot = max(self.now, wall - self._lag)
@@ -151,7 +156,7 @@ class Slots:
         pending = len(self._current.pending) if self._current is not None else 0
         if len(self._ends) + pending + len(self._ready) * self._group_size > self._room:
             return None
-        durations, tokens, longest = self._next or next(self._drawn)
+        durations, tokens, longest = self._next or self._draw()
         group = SimulatedGroup(self._started, self.version, durations, tokens, longest)
         if not self._start(group):
             self._next = (durations, tokens, longest)
@@ -159,6 +164,13 @@ class Slots:
         self._next = None
         self._started += 1
         return group
+
+    def _draw(self) -> _Drawn:
+        durations, tokens, longest = next(self._drawn)
+        if self._jump is None:
+            return durations, tokens, longest
+        longer = self._jump.length
+        return [each * longer / self._jump.speed for each in durations], round(tokens * longer), round(longest * longer)
 
 
 def _draws(workload: Workload, seed: int) -> Iterator[_Drawn]:

@@ -45,6 +45,10 @@ class Trainer:
         self.idle_time = 0.0
         self._idle_since = 0.0
 
+    def jump(self, length: float) -> None:
+        """Have training take longer from now on, as responses are."""
+        self._step_time *= length
+
     def pull(self, wall: float) -> bool:
         """Pull what may be pulled at that time; whether anything was."""
         pulled = False

@@ -13,6 +13,18 @@ from buffer_wire.errors import InvalidField
 
 
 @dataclass(frozen=True, slots=True)
+class Jump:
+    """A change of the workload in the middle of a simulation, for groups that begin after it."""
+
+    step: int
+    """Trained steps after which it happens."""
+    speed: float = 1.0
+    """Factor of the engines' speed."""
+    length: float = 1.0
+    """Factor of the responses' lengths."""
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One setting of the loop."""
 

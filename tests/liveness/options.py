@@ -136,6 +136,7 @@ ATTEMPTS: dict[str, Fields] = {
     "no spread": {"max_version_spread": 0},
     "few retained": {"retained_steps": 1, "max_retained_bytes": 5_000},
     "few pending": {"max_pending_tasks": 8},
+    "steered": {"target_staleness_milli": 1},
 }
 
 TRAINERS: dict[str, Habits] = {

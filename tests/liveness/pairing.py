@@ -104,6 +104,9 @@ class Pairing:
         prefetch, per_publish = values.get("prefetch_batches", 0), values.get("batches_per_publish", 1)
         if values.get("max_staleness", UNSET) != UNSET:
             values["max_staleness"] += (prefetch + per_publish - 1) // per_publish
+            if not values["max_staleness"]:
+                # A target is above 0.
+                values.pop("target_staleness_milli", None)
         n, micro = values["batch_groups"], values.get("micro_batch_groups", 0)
         values["max_queued_groups"] += micro * self.habits.world_size or n
         if values.get("stale_action") is StaleAction.WAIT:

@@ -2,7 +2,9 @@
 
 from buffer_service.domain import ops
 from buffer_service.domain.liveness import most_batch_groups
-from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.steering.decisions import Decision
+from buffer_service.domain.steering.knobs import Knobs
 from tests.liveness.simulation import RUN, Simulation
 from tests.liveness.workers import LARGEST_GROUP
 
@@ -105,8 +107,21 @@ class SimulatedTrainer:
         self._version += 1
         commit = step if self._habits.publishing == "with commit" else None
         model.publish(RUN, ops.Publish(term, self._version, b"", commit))
+        if self._policy.target_staleness_milli:
+            self._steer()
         if self._habits.publishing == "publish first":
             model.commit(RUN, term, step)
+
+    def _steer(self) -> None:
+        """A controller lowers what it can, mostly as far as it goes."""
+        pick, version = self._simulation.random.choice, self._version
+        knobs = Knobs(
+            micro_batch_groups=pick((0, 1)),
+            max_queued_groups=pick((0, 1, 1)),
+            lookahead_milli=pick((UNSET, 0, 0, 333)),
+            max_inflight_groups=pick((0, 1, 1)),
+        )
+        self._simulation.model.decide(RUN, Decision(version=version, moved_at=version, knobs=knobs))
 
     def _checkpoint(self) -> None:
         run = self._simulation.state

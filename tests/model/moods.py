@@ -201,6 +201,10 @@ MOODS = {
         },
         ("windowed", "longest first"),
     ),
+    "steered": Mood(
+        {**STEADY, "steer": 12, "lease": 4, "fill_and_pull": 10, "train": 6, "update_policy": 2, "resume": 1},
+        ("steered",),
+    ),
     "rolling": Mood(
         {
             **STEADY,

@@ -19,6 +19,8 @@ from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, RunPolicy
+from buffer_service.domain.steering.decisions import Decision, Outcome
+from buffer_service.domain.steering.knobs import Knobs
 
 PLAIN: dict[str, dict[str, Any]] = {
     "NewTask": {"group_size": 2, "priority": 0, "environment": "math", "spec": b"", "expected_tokens": 0},
@@ -56,7 +58,9 @@ PLAIN: dict[str, dict[str, Any]] = {
 _DATA: dict[str, type] = {
     kind.__name__: kind
     for kind in (
+        Decision,
         EnvironmentRule,
+        Knobs,
         RunPolicy,
         ops.EngineReport,
         ops.GroupFacts,
@@ -72,7 +76,7 @@ _DATA: dict[str, type] = {
         ops.TrainerClock,
     )
 }
-_ENUMS: dict[str, type[enum.StrEnum]] = {kind.__name__: kind for kind in (ops.ResumeMode, ops.ReturnKind)}
+_ENUMS: dict[str, type[enum.StrEnum]] = {kind.__name__: kind for kind in (Outcome, ops.ResumeMode, ops.ReturnKind)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

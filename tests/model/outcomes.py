@@ -96,6 +96,8 @@ EXPECTED = frozenset(
         "lease:behind:granted",
         "lease:behind:none",
         "pull:awaited",
+        "decide:kept",
+        "decide:late",
         "pull:awaited_by_turn",
         *(f"load:{answer}" for answer in ("granted", "refused", "unlimited", "not_in_service", "over", "not_its_turn")),
         "engine:forgotten",

@@ -15,6 +15,7 @@ from buffer_service.domain.policy import (
     RunPolicy,
     StaleAction,
     StalenessMeasure,
+    TargetMeasure,
 )
 from buffer_wire.errors import InvalidRequest
 from tests.model.drawing import Draw
@@ -223,6 +224,18 @@ def _rolling(draw: Draw, values: Values) -> Values:
     }
 
 
+def _steered(draw: Draw, values: Values) -> Values:
+    """A controller lowers caps that are mostly wide."""
+    return {
+        "target_staleness_milli": draw.pick((1, 500, 1_500)),
+        "target_measure": draw.pick(tuple(TargetMeasure)),
+        "max_queued_groups": values["max_queued_groups"] + 3,
+        "max_lookahead": draw.pick((UNSET, UNSET, _least_staleness(values) + 2)),
+        "max_inflight_groups": draw.pick((0, 0, 4)),
+        "micro_batch_groups": draw.pick((0, 0, 2, 3)),
+    }
+
+
 FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "ordered": _ordered,
     "measured": _measured,
@@ -243,6 +256,7 @@ FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "waiting": _waiting,
     "windowed": _windowed,
     "longest first": _longest_first,
+    "steered": _steered,
 }
 
 
@@ -290,6 +304,8 @@ def _possible(values: Values) -> Values:
         values |= _with_turns_in_time(values)
     if values.get("order") is Order.SUBMISSION and values.get("order_window_groups"):
         values |= _with_room_for_windows(values)
+    if values.get("target_staleness_milli") and values["max_staleness"] != UNSET:
+        values["target_staleness_milli"] = min(values["target_staleness_milli"], 1_000 * values["max_staleness"])
     if values.get("cancel_stale_leases"):
         values["staleness_measure"] = StalenessMeasure.HEAD
         values["max_staleness"] = max(values["max_staleness"], _least_staleness(values))

@@ -4,6 +4,9 @@ import dataclasses
 
 from buffer_service.domain import ops
 from buffer_service.domain.ops import WeightVersion
+from buffer_service.domain.policy import UNSET
+from buffer_service.domain.steering.decisions import Decision
+from buffer_service.domain.steering.knobs import Knobs
 from tests.model.drawing import Draw
 from tests.model.universe import CLOCKS
 from tests.model.worker_actions import WorkerActions
@@ -114,6 +117,22 @@ class TrainerActions(WorkerActions):
         if done is not None:
             self.pair.seen["publish:new" if done.published not in self.versions else "publish:repeated"] += 1
             self.versions.append(done.published)
+
+    def steer(self, draw: Draw) -> None:
+        """A controller decides after a publish: often twice, sometimes too late; then workers ask for work."""
+        self.submit(draw)
+        self.publish_some(draw.pick((0, 1, 1, 1)))
+        version = self.view.published.version - draw.pick((0, 0, 0, 1))
+        for _ in range(draw.integer(1, 2)):
+            knobs = Knobs(
+                micro_batch_groups=draw.integer(0, 3),
+                max_queued_groups=draw.pick((0, 1, 2, 3, 5)),
+                lookahead_milli=draw.pick((UNSET, 0, 250, 500, 999, 1_000, 1_334, 2_500)),
+                max_inflight_groups=draw.pick((0, 0, 1, 3)),
+            )
+            kept = self.pair.both("decide", Decision(version=version, moved_at=version, knobs=knobs, reason="as drawn"))
+            self.pair.seen["decide:kept" if kept else "decide:late"] += 1
+        self.lease_with_the_newest(4)
 
     def publish_some(self, count: int) -> None:
         """The next versions, one after another."""

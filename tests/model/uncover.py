@@ -70,6 +70,7 @@ def _without_caps(policy: RunPolicy) -> RunPolicy:
         # Waiting needs the lookahead, and a window room.
         stale_action=StaleAction.DROP if policy.stale_action is StaleAction.WAIT else policy.stale_action,
         order_window_groups=0,
+        target_staleness_milli=0,
         batch_groups=1,
         batch_tokens=0,
         micro_batch_groups=0,

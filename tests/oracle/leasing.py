@@ -24,6 +24,7 @@ from buffer_service.domain.ops import (
     sink_of,
 )
 from buffer_service.domain.policy import Order, StaleAction
+from buffer_service.domain.steering.knobs import lookahead_milli
 from buffer_service.rules.transitions import TaskState
 from tests.oracle import evaluation_leases, fresh_start
 from tests.oracle.records import Lease, PartialRollout, Task, Worker
@@ -158,6 +159,7 @@ def _room(run: RunState, behind: int = 0) -> int | None:
         queued=len(run.queue),
         leased=len(run.leases),
         behind=behind,
+        lookahead_milli=lookahead_milli(run.stated, run.decision.knobs),
     )
 
 

@@ -6,6 +6,7 @@ retained is within the policy's bounds.
 """
 
 from buffer_service.domain.ops import PlanCollective, Publish, Published, WeightVersion
+from buffer_service.domain.steering.decisions import NO_DECISION, Decision
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import NotCommitted, StepAhead, VersionConflict
 from buffer_wire.revision import Revision
@@ -48,6 +49,17 @@ def publish(run: RunState, request: Publish) -> Published:
         run.totals.publish(run.now, request.version)
         run.changed = True
     return Published(run.settle(), run.published, run.committed_steps)
+
+
+def decide(run: RunState, decision: Decision) -> bool:
+    """Keep a controller's decision, unless one was made for the published version or another is published."""
+    late = decision.version != run.published.version or run.decided_at >= decision.version
+    if late or not run.stated.target_staleness_milli:
+        return False
+    run.changed = run.decision == NO_DECISION or run.decision.knobs != decision.knobs
+    run.decision, run.decided_at = decision, decision.version
+    run.settle()
+    return True
 
 
 def plan_collective(run: RunState, plan: PlanCollective) -> Revision:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.steering.decisions import Decision
 from buffer_wire.errors import (
     InvalidPolicy,
     PolicyChanged,
@@ -60,8 +61,8 @@ class ReferenceModel(EvaluationOperations):
                 payloads=self._payloads[run_id],
             )
             return view.view(run, now), True
-        if run.policy != policy:
-            theirs, ours = policy.to_store(), run.policy.to_store()
+        if run.stated != policy:
+            theirs, ours = policy.to_store(), run.stated.to_store()
             raise RunExists(run_id, ",".join(sorted(name for name in ours if ours[name] != theirs[name])))
         return self.view(run_id), False
 
@@ -84,11 +85,11 @@ class ReferenceModel(EvaluationOperations):
     ) -> Revision:
         """Replace the policy, if it is `expected` where that is given; returns the revision."""
         run = self._begin(run_id, seen_revision)
-        if expected not in (None, run.policy):
+        if expected not in (None, run.stated):
             raise PolicyChanged(run_id)
-        if run.policy != policy:
+        if run.stated != policy:
             queued = len(run.queue)
-            if queued and policy.staleness_measure is not run.policy.staleness_measure:
+            if queued and policy.staleness_measure is not run.stated.staleness_measure:
                 raise InvalidPolicy("staleness_measure", f"cannot change while {queued} groups are queued")
             run.replace_policy(policy)
         return run.settle()
@@ -227,6 +228,10 @@ class ReferenceModel(EvaluationOperations):
     def publish(self, run_id: str, publish: ops.Publish, *, seen_revision: Revision = NO_REVISION) -> ops.Published:
         """Publish and commit in one decision."""
         return progress.publish(self._begin(run_id, seen_revision), publish)
+
+    def decide(self, run_id: str, decision: Decision) -> bool:
+        """Keep a controller's decision: the first one for the publish."""
+        return progress.decide(self._begin(run_id), decision)
 
     def plan_collective(
         self, run_id: str, plan: ops.PlanCollective, *, seen_revision: Revision = NO_REVISION

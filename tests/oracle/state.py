@@ -6,6 +6,7 @@ whatever changes the run sets `changed`, and `settle` then raises the revision, 
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 
 from buffer_service.domain.ops import (
     Amount,
@@ -18,6 +19,8 @@ from buffer_service.domain.ops import (
     groups,
 )
 from buffer_service.domain.policy import MAX_ENVIRONMENTS, Order, RunPolicy, StaleAction
+from buffer_service.domain.steering.decisions import NO_DECISION, Decision
+from buffer_service.domain.steering.knobs import in_effect
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.rules.pauses import Pause
 from buffer_service.rules.statistics import STATISTICS
@@ -48,6 +51,8 @@ SEQUENCES_A_SECOND = 100_000_000
 """A run's numbers begin at its first revision, which the service makes from the time in microseconds. So a run of a
 deleted one's name gives other ids to its tasks; late results for the former's are not taken for those of its own."""
 
+_in_effect = cache(in_effect)
+
 LIVE = (GroupState.QUEUED, GroupState.FORMING, GroupState.DELIVERED)
 """States of the groups that quotas bound."""
 
@@ -57,7 +62,8 @@ class RunState:
     """Everything that is known of a run."""
 
     run_id: str
-    policy: RunPolicy
+    stated: RunPolicy
+    """The policy as it was stated; `policy` is the one in effect."""
     created_ms: int
     now: int
     """Time of the present operation, ms; never goes back."""
@@ -65,6 +71,9 @@ class RunState:
     secret: str = ""
     """Secret of the proofs that the run's revisions carry."""
     changed: bool = False
+    decision: Decision = NO_DECISION
+    decided_at: int = -1
+    """Version for which the controller decided last."""
     seen_revision: int = 0
     """Highest revision that a caller has proven to have seen of a store that was rolled back."""
     claim: Revision = NO_REVISION
@@ -150,7 +159,7 @@ class RunState:
 
     def replace_policy(self, policy: RunPolicy) -> None:
         """Another policy from now on; turns end with the last share."""
-        self.policy = policy
+        self.stated = policy
         self.mixture = Mixture.of(policy)
         self.totals.snapshots.clear()
         if policy.stale_action is not StaleAction.WAIT:
@@ -164,6 +173,11 @@ class RunState:
             self.lease_turns.reset()
             self.queue_turns.reset()
         self.changed = True
+
+    @property
+    def policy(self) -> RunPolicy:
+        """The policy with what a controller lowered."""
+        return _in_effect(self.stated, self.decision.knobs, self.world_size)
 
     def await_nothing(self) -> None:
         """Batches do not wait for what is leased now."""

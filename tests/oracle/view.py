@@ -13,7 +13,8 @@ def view(run: RunState, now: int) -> RunView:
     """
     return RunView(
         run_id=run.run_id,
-        policy=run.policy,
+        policy=run.stated,
+        decision=run.decision,
         revision=run.revision,
         created_ms=run.created_ms,
         term=run.term,

@@ -13,6 +13,7 @@ from buffer_service.domain.policy import (
     RunPolicy,
     StaleAction,
     StalenessMeasure,
+    TargetMeasure,
 )
 from buffer_service.domain.presets import fields_of
 from buffer_service.rpc.convert.policies import QuotaBounds, policy, to_policy
@@ -70,6 +71,8 @@ ELABORATE = RunPolicy(
     stale_wait_ms=30_000,
     order_window_groups=7,
     longest_first=True,
+    target_staleness_milli=1_500,
+    target_measure=TargetMeasure.TOKEN,
 )
 
 
@@ -167,6 +170,8 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name: str) -> None:
         ({"micro_batch_groups": 70_000}, "policy.micro_batch_groups", "between"),
         ({"wait_replicas": 17}, "policy.wait_replicas", "between 0 and 16"),
         ({"max_unavailable_engines": 1_000_001}, "policy.max_unavailable_engines", "between 0 and 1000000"),
+        ({"target_staleness_milli": 1_000_000_001}, "policy.target_staleness_milli", "between 0 and 1000000000"),
+        ({"target_measure": 3}, "policy.target_measure", "one of head, token"),
         ({"order_window_groups": 10_000_001}, "policy.order_window_groups", "between 0 and 10000000"),
         ({"stale_wait_ms": 3_600_001}, "policy.stale_wait_ms", "between 0 and 3600000"),
         ({"fresh_start_ms": 600_001}, "policy.fresh_start_ms", "between 0 and 600000"),

@@ -72,6 +72,8 @@ FULL = Policy(
     stale_wait_ms=10,
     order_window_groups=5,
     longest_first=True,
+    target_staleness_milli=1_500,
+    target_measure="token",
 )
 
 

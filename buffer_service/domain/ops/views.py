@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from buffer_service.domain.ops.payloads import RelayingClient
 from buffer_service.domain.ops.weights import EngineReport, WeightVersion
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.steering.decisions import NO_DECISION, Decision
+from buffer_service.domain.steering.knobs import in_effect
 from buffer_service.domain.window import Window, no_staleness
 from buffer_service.rules.totals import RELOAD_PHASES
 
@@ -101,6 +103,8 @@ class RunView:
     """Counters of all engines' reloads, as totals.RELOAD_PHASES says."""
     relaying: Sequence[RelayingClient] = ()
     """Clients that relay payloads although they asked for access to the store, by id."""
+    decision: Decision = NO_DECISION
+    """Last decision of the controller, which holds a target of staleness."""
     payload_shards: int = 0
     """Shards of the cluster on which payloads lie; 0: they lie beside what decides."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -108,3 +112,8 @@ class RunView:
 
     These are `assembled_groups`, the totals of STALENESS, `accepted_response_tokens` and `assembled_response_tokens`.
     """
+
+    @property
+    def in_effect(self) -> RunPolicy:
+        """The policy with what a controller lowered."""
+        return in_effect(self.policy, self.decision.knobs, self.world_size)

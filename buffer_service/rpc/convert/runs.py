@@ -3,11 +3,16 @@
 from dataclasses import replace
 
 from buffer_service.domain import ops
+from buffer_service.domain.gate import MILLI
+from buffer_service.domain.policy import UNSET
+from buffer_service.domain.steering.decisions import NO_DECISION, Decision, Outcome
+from buffer_service.domain.steering.knobs import Knobs, lookahead_milli
 from buffer_service.observability.forecasts import FORECASTS
 from buffer_service.observability.ledgers import balanced, tasks_balanced
 from buffer_service.rpc.convert.policies import policy, to_policy
 from buffer_service.rpc.convert.weights import to_report
 from buffer_service.rules.transitions import GroupState, TaskState
+from buffer_wire.enums import word
 from buffer_wire.messages import message_of, value_of
 from rollout_buffer.v1 import runs_pb2 as pb
 
@@ -30,6 +35,44 @@ def to_run(view: ops.RunView) -> pb.Run:
         statistics=pb.RunStatistics(**view.statistics),
         engines=[to_report(report) for report in view.engines],
         estimate=message_of(pb.RunEstimate, FORECASTS.estimate(view)),
+        control=_to_control(view),
+    )
+
+
+def _to_control(view: ops.RunView) -> pb.StalenessControl | None:
+    decided, in_effect = view.decision, view.in_effect
+    if decided == NO_DECISION or not view.policy.target_staleness_milli:
+        return None
+    ahead = lookahead_milli(view.policy, decided.knobs)
+    return message_of(
+        pb.StalenessControl,
+        decided,
+        measured=None if decided.measured_milli == UNSET else decided.measured_milli / MILLI,
+        max_lookahead=None if ahead == UNSET else ahead / MILLI,
+        micro_batch_groups=in_effect.micro_batch_groups,
+        max_queued_groups=in_effect.max_queued_groups,
+        max_inflight_groups=in_effect.max_inflight_groups,
+    )
+
+
+def _decision(run: pb.Run) -> Decision:
+    """The controller's decision, whose knobs are all that is in effect."""
+    if not run.HasField("control"):
+        return NO_DECISION
+    said = run.control
+    return value_of(
+        Decision,
+        said,
+        target_milli=run.policy.target_staleness_milli,
+        by_token=run.policy.target_measure == pb.TARGET_MEASURE_TOKEN,
+        outcome=Outcome(word(pb.ControlOutcome, said.outcome)),
+        measured_milli=round(said.measured * MILLI) if said.HasField("measured") else UNSET,
+        knobs=Knobs(
+            micro_batch_groups=said.micro_batch_groups,
+            max_queued_groups=said.max_queued_groups,
+            lookahead_milli=round(said.max_lookahead * MILLI) if said.HasField("max_lookahead") else UNSET,
+            max_inflight_groups=said.max_inflight_groups,
+        ),
     )
 
 
@@ -56,6 +99,7 @@ def view_of(run: pb.Run, revision: int = 0) -> ops.RunView:
         groups=_ledger(run.groups),
         environments={entry.environment: _ledger(entry.groups) for entry in run.environments},
         tasks={name: getattr(run.tasks, name) for name in _TASKS},
+        decision=_decision(run),
         statistics={field.name: getattr(run.statistics, field.name) for field in pb.RunStatistics.DESCRIPTOR.fields},
     )
 

@@ -20,6 +20,7 @@ from buffer_service.rpc.flow.budget import StreamSlots
 from buffer_service.rpc.flow.drain import Drain
 from buffer_service.rpc.flow.leasing import Leasing
 from buffer_service.rpc.flow.room import RawContext
+from buffer_service.rpc.flow.steering import steer
 from buffer_service.rpc.messages import parsed
 from buffer_service.rpc.streams import export as export_stream
 from buffer_service.rpc.streams.pull import PullStream
@@ -244,6 +245,7 @@ class WeightServicer:
         """Publish a weight version, and commit the steps that it covers."""
         run_id, seen = fields.run_ref(request.run)
         result = await self.store.call(commands.publish(run_id, weights.publish(request), seen_revision=seen))
+        await steer(self.store, run_id)
         return fields.reply(weights_pb2.PublishResponse, result)
 
     async def WatchWeights(self, request: weights_pb2.WatchWeightsRequest, context: RawContext) -> None:

@@ -110,6 +110,30 @@ STALENESS_MEASURE_TAIL: StalenessMeasure.ValueType  # 3
 """The largest version of any sample's last token."""
 Global___StalenessMeasure: typing_extensions.TypeAlias = StalenessMeasure
 
+class _TargetMeasure:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _TargetMeasureEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_TargetMeasure.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    TARGET_MEASURE_UNSPECIFIED: _TargetMeasure.ValueType  # 0
+    """Not set."""
+    TARGET_MEASURE_HEAD: _TargetMeasure.ValueType  # 1
+    """Of groups, by their head (default)."""
+    TARGET_MEASURE_TOKEN: _TargetMeasure.ValueType  # 2
+    """Of response tokens."""
+
+class TargetMeasure(_TargetMeasure, metaclass=_TargetMeasureEnumTypeWrapper):
+    """Staleness whose mean a target is about."""
+
+TARGET_MEASURE_UNSPECIFIED: TargetMeasure.ValueType  # 0
+"""Not set."""
+TARGET_MEASURE_HEAD: TargetMeasure.ValueType  # 1
+"""Of groups, by their head (default)."""
+TARGET_MEASURE_TOKEN: TargetMeasure.ValueType  # 2
+"""Of response tokens."""
+Global___TargetMeasure: typing_extensions.TypeAlias = TargetMeasure
+
 class _Order:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -145,6 +169,42 @@ ORDER_PRIORITY: Order.ValueType  # 4
 ORDER_SUBMISSION: Order.ValueType  # 5
 """Order in which the groups were begun, their tasks first leased; see order_window_groups."""
 Global___Order: typing_extensions.TypeAlias = Order
+
+class _ControlOutcome:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ControlOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ControlOutcome.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CONTROL_OUTCOME_UNSPECIFIED: _ControlOutcome.ValueType  # 0
+    """Not set."""
+    CONTROL_OUTCOME_MOVED: _ControlOutcome.ValueType  # 1
+    """A value was moved."""
+    CONTROL_OUTCOME_SETTLING: _ControlOutcome.ValueType  # 2
+    """The last move does not show yet."""
+    CONTROL_OUTCOME_HOLDING: _ControlOutcome.ValueType  # 3
+    """The mean is at its target."""
+    CONTROL_OUTCOME_OPEN: _ControlOutcome.ValueType  # 4
+    """The mean is below its target, and nothing that was lowered keeps it there."""
+    CONTROL_OUTCOME_OUT_OF_REACH: _ControlOutcome.ValueType  # 5
+    """Every value is at its least, and the mean is above its target."""
+
+class ControlOutcome(_ControlOutcome, metaclass=_ControlOutcomeEnumTypeWrapper):
+    """Outcome of a decision of the controller."""
+
+CONTROL_OUTCOME_UNSPECIFIED: ControlOutcome.ValueType  # 0
+"""Not set."""
+CONTROL_OUTCOME_MOVED: ControlOutcome.ValueType  # 1
+"""A value was moved."""
+CONTROL_OUTCOME_SETTLING: ControlOutcome.ValueType  # 2
+"""The last move does not show yet."""
+CONTROL_OUTCOME_HOLDING: ControlOutcome.ValueType  # 3
+"""The mean is at its target."""
+CONTROL_OUTCOME_OPEN: ControlOutcome.ValueType  # 4
+"""The mean is below its target, and nothing that was lowered keeps it there."""
+CONTROL_OUTCOME_OUT_OF_REACH: ControlOutcome.ValueType  # 5
+"""Every value is at its least, and the mean is above its target."""
+Global___ControlOutcome: typing_extensions.TypeAlias = ControlOutcome
 
 @typing.final
 class EnvironmentRule(google.protobuf.message.Message):
@@ -233,6 +293,8 @@ class RunPolicy(google.protobuf.message.Message):
     FRESH_START_MS_FIELD_NUMBER: builtins.int
     STALE_WAIT_MS_FIELD_NUMBER: builtins.int
     ORDER_WINDOW_GROUPS_FIELD_NUMBER: builtins.int
+    TARGET_STALENESS_MILLI_FIELD_NUMBER: builtins.int
+    TARGET_MEASURE_FIELD_NUMBER: builtins.int
     LONGEST_FIRST_FIELD_NUMBER: builtins.int
     batch_groups: builtins.int
     """N, groups of a batch, 1 to 65,536; default 32."""
@@ -352,6 +414,14 @@ class RunPolicy(google.protobuf.message.Message):
     """W: with ORDER_SUBMISSION no batch takes a group that began W or more groups after one that is being generated, 1 to
     10,000,000. 0 (default): batches wait for nobody.
     """
+    target_staleness_milli: builtins.int
+    """Mean staleness that a controller holds, in thousandths of a version, 1 to 10^9; 0 (default) is none. At most
+    max_staleness, where that goes by the head. It lowers max_lookahead, micro_batch_groups, max_queued_groups and
+    max_inflight_groups as far as it has to; what the policy says of them are upper bounds. A pull may ask for at most
+    batch_groups groups then. See `control` of Run.
+    """
+    target_measure: Global___TargetMeasure.ValueType
+    """Staleness whose mean is held; default HEAD."""
     longest_first: builtins.bool
     """Lease tasks that are submitted together by their expected_tokens, the longest first, within their priority. Default
     false. A change acts on what is submitted after it.
@@ -408,10 +478,12 @@ class RunPolicy(google.protobuf.message.Message):
         fresh_start_ms: builtins.int | None = ...,
         stale_wait_ms: builtins.int | None = ...,
         order_window_groups: builtins.int | None = ...,
+        target_staleness_milli: builtins.int | None = ...,
+        target_measure: Global___TargetMeasure.ValueType = ...,
         longest_first: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_stale_wait_ms", b"_stale_wait_ms", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order_window_groups", b"order_window_groups", "prefetch_batches", b"prefetch_batches", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_wait_ms", b"stale_wait_ms", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_stale_wait_ms", b"_stale_wait_ms", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "environments", b"environments", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order", b"order", "order_window_groups", b"order_window_groups", "overflow_action", b"overflow_action", "prefetch_batches", b"prefetch_batches", "preset", b"preset", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_action", b"stale_action", "stale_wait_ms", b"stale_wait_ms", "staleness_measure", b"staleness_measure", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_stale_wait_ms", b"_stale_wait_ms", "_target_staleness_milli", b"_target_staleness_milli", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order_window_groups", b"order_window_groups", "prefetch_batches", b"prefetch_batches", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_wait_ms", b"stale_wait_ms", "target_staleness_milli", b"target_staleness_milli", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_stale_wait_ms", b"_stale_wait_ms", "_target_staleness_milli", b"_target_staleness_milli", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "environments", b"environments", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order", b"order", "order_window_groups", b"order_window_groups", "overflow_action", b"overflow_action", "prefetch_batches", b"prefetch_batches", "preset", b"preset", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_action", b"stale_action", "stale_wait_ms", b"stale_wait_ms", "staleness_measure", b"staleness_measure", "target_measure", b"target_measure", "target_staleness_milli", b"target_staleness_milli", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
     @typing.overload
@@ -488,6 +560,8 @@ class RunPolicy(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_retry_backoff_ms", b"_retry_backoff_ms"]) -> typing.Literal["retry_backoff_ms"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_stale_wait_ms", b"_stale_wait_ms"]) -> typing.Literal["stale_wait_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_target_staleness_milli", b"_target_staleness_milli"]) -> typing.Literal["target_staleness_milli"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_wait_replicas", b"_wait_replicas"]) -> typing.Literal["wait_replicas"] | None: ...
     @typing.overload
@@ -923,6 +997,7 @@ class Run(google.protobuf.message.Message):
     PUBLISHED_STEPS_FIELD_NUMBER: builtins.int
     RELAYING_FIELD_NUMBER: builtins.int
     PAYLOAD_SHARDS_FIELD_NUMBER: builtins.int
+    CONTROL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -991,6 +1066,12 @@ class Run(google.protobuf.message.Message):
         that asked last, at most 64, of the last hour.
         """
 
+    @property
+    def control(self) -> Global___StalenessControl:
+        """Controller of the policy's target of staleness, as it decided last. Unset: there is no target, or nothing was
+        published since.
+        """
+
     def __init__(
         self,
         *,
@@ -1016,12 +1097,74 @@ class Run(google.protobuf.message.Message):
         published_steps: builtins.int | None = ...,
         relaying: collections.abc.Iterable[Global___RelayingClient] | None = ...,
         payload_shards: builtins.int = ...,
+        control: Global___StalenessControl | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "control", b"control", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_published_steps", b"_published_steps"]) -> typing.Literal["published_steps"] | None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
+
+@typing.final
+class StalenessControl(google.protobuf.message.Message):
+    """Decision of the controller that holds a target of staleness; one is made after each publish. The values are those in
+    effect; those of the policy are their upper bounds.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    MOVED_AT_FIELD_NUMBER: builtins.int
+    MOVES_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
+    MAX_LOOKAHEAD_FIELD_NUMBER: builtins.int
+    MICRO_BATCH_GROUPS_FIELD_NUMBER: builtins.int
+    MAX_QUEUED_GROUPS_FIELD_NUMBER: builtins.int
+    MAX_INFLIGHT_GROUPS_FIELD_NUMBER: builtins.int
+    outcome: Global___ControlOutcome.ValueType
+    """Outcome of the decision."""
+    reason: builtins.str
+    """Sentence: what was measured, what was moved, and what would reach a target that is out of reach."""
+    version: builtins.int
+    """Published version after which it was made."""
+    moved_at: builtins.int
+    """Published version of the last move."""
+    moves: builtins.int
+    """Moves since the run began."""
+    measured: builtins.float
+    """Mean staleness by the target's measure since the last move shows, in versions."""
+    max_lookahead: builtins.float
+    """Lookahead in effect, in versions: a fraction is room for a part of a batch. Unset: no bound."""
+    micro_batch_groups: builtins.int
+    """Groups of a micro-batch in effect, for a rank; 0: batches are whole."""
+    max_queued_groups: builtins.int
+    """Room in the queue in effect, in groups."""
+    max_inflight_groups: builtins.int
+    """Groups in flight in effect; 0: no bound."""
+    def __init__(
+        self,
+        *,
+        outcome: Global___ControlOutcome.ValueType = ...,
+        reason: builtins.str = ...,
+        version: builtins.int = ...,
+        moved_at: builtins.int = ...,
+        moves: builtins.int = ...,
+        measured: builtins.float | None = ...,
+        max_lookahead: builtins.float | None = ...,
+        micro_batch_groups: builtins.int = ...,
+        max_queued_groups: builtins.int = ...,
+        max_inflight_groups: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_lookahead", b"_max_lookahead", "_measured", b"_measured", "max_lookahead", b"max_lookahead", "measured", b"measured"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_lookahead", b"_max_lookahead", "_measured", b"_measured", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_queued_groups", b"max_queued_groups", "measured", b"measured", "micro_batch_groups", b"micro_batch_groups", "moved_at", b"moved_at", "moves", b"moves", "outcome", b"outcome", "reason", b"reason", "version", b"version"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_lookahead", b"_max_lookahead"]) -> typing.Literal["max_lookahead"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_measured", b"_measured"]) -> typing.Literal["measured"] | None: ...
+
+Global___StalenessControl: typing_extensions.TypeAlias = StalenessControl
 
 @typing.final
 class RelayingClient(google.protobuf.message.Message):

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterable
 
 from buffer_service.domain.policy import StaleAction
+from buffer_service.domain.steering.decisions import Decision
 from buffer_service.rules.transitions import GroupState
-from tests.oracle import batches, micro_batches
+from tests.oracle import batches, micro_batches, progress
 from tests.oracle.micro_batches import Plan
 from tests.oracle.records import Group
 from tests.oracle.rules.sharding import shard
@@ -88,3 +89,11 @@ def wider_window(run: RunState) -> int | None:
 
 def nothing_has_its_last_chance(run: RunState, form: Form) -> int | None:
     return None
+
+
+_decide = progress.decide
+
+
+def decided_anew(run: RunState, decision: Decision) -> bool:
+    run.decided_at = -1
+    return _decide(run, decision)

@@ -7,7 +7,7 @@ from typing import Any
 from buffer_service.domain import ops
 from buffer_service.domain.admission import NO_OPEN_STEP, capacity, required_version
 from buffer_service.domain.gate import age_milli, aged_out, too_stale
-from buffer_service.domain.policy import Order, RunPolicy, StalenessMeasure
+from buffer_service.domain.policy import UNSET, Order, RunPolicy, StalenessMeasure
 from buffer_service.rules.transitions import TaskState
 from tests.oracle import leasing
 from tests.oracle.leases import LeaseBook
@@ -39,6 +39,10 @@ def queued_are_not_counted(policy: RunPolicy, **counts: Any) -> int | None:
 
 def forming_are_not_counted(policy: RunPolicy, **counts: Any) -> int | None:
     return capacity(policy, **{**counts, "open_step": NO_OPEN_STEP})
+
+
+def fractions_are_rounded_up(policy: RunPolicy, **counts: Any) -> int | None:
+    return capacity(policy, **{**counts, "lookahead_milli": UNSET})
 
 
 def lag_does_not_matter(policy: RunPolicy, **counts: Any) -> int | None:

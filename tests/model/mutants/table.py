@@ -67,6 +67,9 @@ MUTANTS: dict[str, Defect] = {
     "queued groups take no capacity": Defect(
         "short of everything", leasing, "capacity", of_tasks.queued_are_not_counted
     ),
+    "a fraction of a version is a whole one": Defect("steered", leasing, "capacity", of_tasks.fractions_are_rounded_up),
+    "what a controller lowered is as stated": Defect("steered", state, "_in_effect", lambda stated, _, __: stated),
+    "the last decision for a publish counts": Defect("steered", progress, "decide", of_batches.decided_anew),
     "an engine's lag does not matter": Defect("paced", leasing, "capacity", of_tasks.lag_does_not_matter),
     "an engine's lag is a version less": Defect("paced", leasing, "capacity", of_tasks.lag_is_a_version_less),
     "the newest first wait for weights": Defect("paced", leasing, "capacity", of_tasks.lag_matters_whatever_the_order),

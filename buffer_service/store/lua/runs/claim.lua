@@ -19,6 +19,7 @@ local server, seen, secret, torn = unpack(unpack_msg(ARGV[1]), 1, 4)
 if not Run.load(ctx) then
   return refuse('unknown_run')
 end
+ctx.policy = ctx.stated
 local lacks = false
 for name, value in pairs(POLICY_DEFAULTS) do
   if ctx.policy[name] == nil then

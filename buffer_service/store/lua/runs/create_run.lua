@@ -14,7 +14,7 @@ local ctx = Run.context()
 local request = unpack_msg(ARGV[1])
 
 if Run.load(ctx) then
-  return reply('exists', ctx.policy)
+  return reply('exists', ctx.stated)
 elseif call('EXISTS', key('deleting')) == 1 then
   return refuse('deleting')
 end

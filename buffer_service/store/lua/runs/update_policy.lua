@@ -18,6 +18,8 @@ local refusal = Run.open(ctx, seen)
 if refusal then
   return refusal
 end
+-- What a controller lowered is no part of it.
+ctx.policy = ctx.stated
 local state, policy, topics = ctx.state, ctx.policy, ctx.topics
 for name, value in pairs(expected or {}) do
   -- A field that is not stored was not known when the run was made, and nobody has changed it.

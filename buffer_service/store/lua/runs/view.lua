@@ -5,14 +5,15 @@
 -- ARGV[1] {}
 -- Replies {'view', policy, state, ledger, queued, forming, delivered, pending, leased, environments, engines,
 --         heard, now, failures, totals, response_lengths, counters, snapshots, first, last, staleness,
---         reloads, relaying, weights_from, engine_samples}
+--         reloads, relaying, weights_from, engine_samples, decision}
 --       | {'error', 'unknown_run'};
 --         queued, forming and delivered are {groups, samples, tokens, bytes}, environments {name, packed ledger, ...},
 --         engines and failures packed records, heard {engine, ms of its last report, ...},
 --         totals an array (Totals), response_lengths {bucket, samples, ...}, counters {engine, packed, ...};
 --         snapshots: how many are kept, of which first and last are packed ('' for none);
 --         staleness and reloads: packed counts (Totals), '' for none; relaying {client, packed {ms, why}, ...};
---         weights_from {engine, text, ...}; engine_samples {engine, packed ENGINE_SAMPLES, ...}
+--         weights_from {engine, text, ...}; engine_samples {engine, packed ENGINE_SAMPLES, ...};
+--         decision: packed (commands/steering.py), '' for none
 -- Complexity O(queued + steps that are not committed + environments); above 2,000 queued groups their sizes come from
 -- the ledger
 
@@ -54,11 +55,11 @@ end
 
 local delivered = sum_steps(state.committed_steps, state.next_step - 1)
 local forming = state.micro_batches > 0 and sum_steps(state.next_step, state.next_step) or {0, 0, 0, 0}
-return reply('view', ctx.policy, state, ledger, queued, forming, delivered, Pending.count(ctx),
+return reply('view', ctx.stated, state, ledger, queued, forming, delivered, Pending.count(ctx),
   call('ZCARD', key('leases')), call('HGETALL', key('env_ledger')), call('HVALS', key('engines')),
   call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), ctx.now, call('LRANGE', key('failures'), 0, -1),
   Totals.load(ctx), call('HGETALL', key('response_lengths')), call('HGETALL', key('engine_counters')),
   call('LLEN', key('snapshots')), call('LINDEX', key('snapshots'), 0) or '', call('LINDEX', key('snapshots'), -1) or '',
   call('HGET', RUN, 'staleness') or '', call('HGET', RUN, 'reloads') or '',
   call('HGETALL', key('relaying')), call('HGETALL', key('weights_from')),
-  call('HGETALL', key('engine_samples')))
+  call('HGETALL', key('engine_samples')), call('HGET', RUN, 'decision') or '')

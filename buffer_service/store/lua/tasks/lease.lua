@@ -216,6 +216,9 @@ local function lease_of_queue()
   if #grants == max_tasks or is_full then
     return answer('', 0, grants)
   elseif #grants == Admission.room(ctx, exists, 0) then
+    if ctx.policy ~= ctx.stated then
+      Admission.note_held(ctx, exists, #grants)
+    end
     return answer('at_capacity', 0, grants)
   elseif Pending.count(ctx) > call('ZCARD', key('delayed')) then
     -- There is room for an engine that has the published weights, and a task.

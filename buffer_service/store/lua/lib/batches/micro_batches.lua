@@ -20,6 +20,10 @@ function MicroBatches.most_groups(policy)
   if policy.micro_batch_groups > 0 and (policy.quota_tokens > 0 or policy.quota_bytes > 0) then
     most = math.min(most, policy.batch_groups)
   end
+  -- A controller may lower the caps to what batches of N groups need.
+  if policy.target_staleness_milli > 0 then
+    most = math.min(most, policy.batch_groups)
+  end
   return most
 end
 

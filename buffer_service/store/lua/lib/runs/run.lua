@@ -4,7 +4,9 @@
 -- Fields of the hash: policy, state and ledger (msgpack), now (ms, the run's clock), lag (ms, see Run.read_clock),
 -- asked (ms, the last lease request), needed (queued groups that the last short pull waits for), feeder (bytes),
 -- last_submit and last_resume (msgpack, their replies), queue_stride and lease_stride (msgpack, Picking),
--- totals, trainer, staleness and reloads (Totals), stale_wait (MicroBatches.awaited), plan (bytes) and plan_version of
+-- totals, trainer, staleness and reloads (Totals), stale_wait (MicroBatches.awaited), decision, decided_at (the version
+-- for which it was made) and knobs of a controller (runs/decide.lua), held (version at which these last held an engine
+-- back), plan (bytes) and plan_version of
 -- the collective update that is under way, above the published one; secret, of the proofs of revisions, which nothing
 -- shows.
 --
@@ -24,8 +26,9 @@
 
 local Run = {}
 
--- All that one call of a script knows of its run, and has decided: policy, state, ledger, now and secret once the run
--- is loaded, and
+-- All that one call of a script knows of its run, and has decided: policy (the one in effect), state, ledger, now and
+-- secret once the run is loaded, and
+--   stated: the policy as it was stated, of which a controller may have lowered something;
 --   claimed: what the caller has seen, {revision, proof};
 --   stored_now, lag, stored_lag: the clock as it is stored, by how much it is behind the host's, and that as stored;
 --   changed: the revision has to rise; topics: hints that are due, {topic = true};
@@ -81,15 +84,55 @@ function Run.mark_parts(payload)
   end
 end
 
+-- The policy that is in effect, as domain/steering/knobs.py has it: the stated one with a controller's knobs.
+-- `lookahead_milli` is max_lookahead in thousandths, whose fraction the policy rounds up.
+function Run.in_effect(stated, knobs, world_size)
+  if (stated.target_staleness_milli or 0) == 0 then
+    return stated
+  end
+  local micro, room, ahead, in_flight = unpack(knobs, 1, 4)
+  local lowered = {}
+  for name, value in pairs(stated) do
+    lowered[name] = value
+  end
+  -- Each micro-batch may be a full queue, of which quotas in tokens and bytes must hold as many.
+  if micro > 0 and stated.quota_tokens == 0 and stated.quota_bytes == 0 then
+    lowered.micro_batch_groups = math.min(stated.micro_batch_groups, micro)
+  end
+  -- Whoever waits for groups in flight needs room for all that is admitted. Before a term's first pull nobody knows
+  -- what one takes.
+  if room > 0 and world_size > 0 and stated.stale_action ~= 'wait' and stated.order ~= 'submission' then
+    local least = stated.batch_groups
+    if stated.micro_batch_groups > 0 then
+      least = 2 * stated.micro_batch_groups * world_size
+    end
+    lowered.max_queued_groups = math.min(stated.max_queued_groups, math.max(room, least))
+  end
+  if ahead >= 0 then
+    local held = stated.prefetch_batches + stated.batches_per_publish - 1
+    ahead = math.max(ahead, 1000 * floor(held / stated.batches_per_publish))
+    if stated.max_lookahead >= 0 then
+      ahead = math.min(ahead, 1000 * stated.max_lookahead)
+    end
+    lowered.lookahead_milli, lowered.max_lookahead = ahead, math.ceil(ahead / 1000)
+  end
+  if in_flight > 0 then
+    local most = stated.max_inflight_groups > 0 and stated.max_inflight_groups or in_flight
+    lowered.max_inflight_groups = math.min(most, in_flight)
+  end
+  return lowered
+end
+
 -- Loads policy, state and ledger; false when there is no such run. Ends the script where the record's field `layout`
 -- names one that is not ours.
 function Run.load(ctx)
-  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed', 'layout', 'lag', 'secret')
+  local raw = call('HMGET', RUN, 'policy', 'state', 'ledger', 'now', 'needed', 'layout', 'lag', 'secret', 'knobs')
   if not raw[2] then
     return false
   end
   Run.check_layout(raw[6])
-  ctx.policy, ctx.state, ctx.ledger = unpack_msg(raw[1]), unpack_msg(raw[2]), unpack_msg(raw[3])
+  ctx.stated, ctx.state, ctx.ledger = unpack_msg(raw[1]), unpack_msg(raw[2]), unpack_msg(raw[3])
+  ctx.policy = raw[9] and Run.in_effect(ctx.stated, unpack_msg(raw[9]), ctx.state.world_size) or ctx.stated
   ctx.stored_now, ctx.stored_lag, ctx.secret = tonumber(raw[4]), tonumber(raw[7] or 0), raw[8]
   ctx.lag = ctx.stored_lag
   ctx.wanted = tonumber(raw[5] or ctx.policy.batch_groups)

@@ -19,14 +19,15 @@ function Admission.existing(ctx)
   return found
 end
 
--- Versions ahead for an engine that is so many behind the published one.
+-- Thousandths of a version ahead for an engine that is so many behind the published one.
 function Admission.lookahead(ctx, behind)
   local policy = ctx.policy
+  local ahead = policy.lookahead_milli or 1000 * policy.max_lookahead
   local gated = policy.max_staleness >= 0 and policy.staleness_measure == 'head'
   if behind > 0 and gated and policy.order ~= 'lifo' then
-    return math.min(policy.max_lookahead, policy.max_staleness - behind)
+    return math.min(ahead, 1000 * (policy.max_staleness - behind))
   end
-  return policy.max_lookahead
+  return ahead
 end
 
 -- Groups that may still be leased for such an engine.
@@ -41,10 +42,21 @@ function Admission.room(ctx, exists, behind)
   end
   if policy.max_lookahead >= 0 then
     local unpublished = state.next_step - state.published_steps
-    local steps = (Admission.lookahead(ctx, behind) + 1) * policy.batches_per_publish - unpublished
-    room = math.min(room, steps * exists.size - (exists.forming + exists.queued + exists.leased))
+    local steps = (Admission.lookahead(ctx, behind) + 1000) * policy.batches_per_publish - 1000 * unpublished
+    room = math.min(room, floor(steps * exists.size / 1000) - (exists.forming + exists.queued + exists.leased))
   end
   return math.max(0, room)
+end
+
+-- Notes for the controller that what it lowered holds an engine back which got so many leases: the policy as stated
+-- would let it have more.
+function Admission.note_held(ctx, exists, granted)
+  local lowered, version = ctx.policy, format('%d', ctx.state.version)
+  ctx.policy = ctx.stated
+  if Admission.room(ctx, exists, 0) > granted and call('HGET', RUN, 'held') ~= version then
+    call('HSET', RUN, 'held', version)
+  end
+  ctx.policy = lowered
 end
 
 -- The oldest weights with which one group after `groups` others may be started, at most the published ones.

@@ -1,0 +1,1 @@
+"""Controller that holds a run's target of staleness: pure decisions, one for each publish."""
