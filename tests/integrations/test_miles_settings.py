@@ -212,6 +212,28 @@ def test_slime_is_told_which_tokens_could_be_drawn_where_it_cuts_by_top_p() -> N
     assert converter(rollout_top_p=0.9).task(group(prompt="ab")).columns == ()
 
 
+def test_routing_replay_asks_for_routed_experts_of_every_input() -> None:
+    made = converter(use_rollout_routing_replay=True)
+    assert made.task(group(prompt="ab")).columns == ("routed_experts",)
+    both = Converter(
+        SLIME, stand_in.arguments(use_rollout_routing_replay=True, rollout_top_p=0.9), stand_in.Tokenizer()
+    )
+    assert both.task(group(prompt="ab")).columns == ("sampling_mask", "routed_experts")
+    generated = masked()
+    experts = np.arange(5 * 2 * 3, dtype=np.uint8).reshape(5, 2, 3)
+    generated.samples[0].extras["routed_experts"] = experts
+    sample: Any = made.samples(generated)[0]
+    assert sample.rollout_routed_experts.dtype == np.int32
+    assert np.array_equal(sample.rollout_routed_experts, experts[:-1])
+
+
+def test_a_teachers_logprobs_of_a_reward_function_are_the_samples() -> None:
+    generated = masked()
+    generated.samples[0].extras["teacher_logprobs"] = np.array([0, 0, -1, -2, -3], np.float32)
+    sample: Any = converter().samples(generated)[0]
+    assert sample.teacher_log_probs == [-1.0, -2.0, -3.0]
+
+
 @dataclasses.dataclass
 class LaterSample(MilesSample):
     """Later sample of Miles with its change 301be963."""

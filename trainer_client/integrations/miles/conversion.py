@@ -29,6 +29,8 @@ from trainer_client.integrations.miles.contract import (
 from trainer_client.integrations.miles.contract import Tokenizer as TokenizerLike
 from trainer_client.tasks import SamplingParams, Task
 
+TEACHER, TEACHER_FIELD = "teacher_logprobs", "teacher_log_probs"
+"""Column that a reward function gives, and the field of a sample for it."""
 SLIME_MASK = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
 MILES_MASK = ("rollout_sampling_mask_ids", "rollout_sampling_mask_offsets")
 """Field names of a later Miles (its commit 301be963). Each token has a row there; where nothing was drawn it holds the
@@ -114,7 +116,7 @@ class Converter:
             sampling=sampling or sampling_of(self.args, len(ids)),
             prompt_token_ids=ids,
             messages=cast("list[dict[str, str]]", first.prompt) if not ids else (),
-            columns=(SAMPLING_MASK,) if sampling is None and self._mask_fields() else (),
+            columns=self._columns() if sampling is None else (),
             metadata={
                 "label": first.label,
                 "metadata": first.metadata,
@@ -123,6 +125,11 @@ class Converter:
                 "indices": [sample.index for sample in group],
             },
         )
+
+    def _columns(self) -> tuple[str, ...]:
+        """Return the columns that the framework's trainer needs of the engine."""
+        replayed = (ROUTED_EXPERTS,) if getattr(self.args, "use_rollout_routing_replay", False) else ()
+        return (*((SAMPLING_MASK,) if self._mask_fields() else ()), *replayed)
 
     def _mask_fields(self) -> tuple[str, str] | None:
         """Return the fields of a sample for the tokens that could be drawn; None where the framework's trainer does not
@@ -176,6 +183,8 @@ class Converter:
         if ROUTED_EXPERTS in made.extras:
             # Row t holds the experts of token t; the last token is never an input.
             sample.rollout_routed_experts = made.extras[ROUTED_EXPERTS][:-1].astype("int32")  # type: ignore[attr-defined]
+        if TEACHER in made.extras and TEACHER_FIELD in self.framework.sample.__dataclass_fields__:  # type: ignore[attr-defined]
+            setattr(sample, TEACHER_FIELD, made.extras[TEACHER][made.prompt_len :].tolist())
         if SAMPLING_MASK in made.extras and (fields := self._mask_fields()) is not None:
             counts = made.extras[counts_of(SAMPLING_MASK)][made.prompt_len :]
             kept = made.extras[SAMPLING_MASK]
