@@ -45,7 +45,7 @@ class TokenRows:
         """Rows of these tokens, then of the others'."""
         return TokenRows(np.concatenate([self.values, others.values]), np.concatenate([self.counts, others.counts]))
 
-    def first(self, tokens: int) -> "TokenRows":
+    def first(self, tokens: int, *, prompt: int = 0) -> "TokenRows":  # noqa: ARG002 - the same for all kinds
         """Rows of the first `tokens` tokens."""
         counts = self.counts[:tokens]
         return TokenRows(self.values[: int(counts.sum())], counts)
@@ -78,7 +78,7 @@ class TokenValues:
         """Values of these tokens, then of the others'."""
         return TokenValues({name: np.concatenate([own, others.arrays[name]]) for name, own in self.arrays.items()})
 
-    def first(self, tokens: int) -> "TokenValues":
+    def first(self, tokens: int, *, prompt: int = 0) -> "TokenValues":  # noqa: ARG002 - the same for all kinds
         """Values of the first `tokens` tokens."""
         return TokenValues({name: array[:tokens] for name, array in self.arrays.items()})
 
@@ -111,9 +111,9 @@ class PositionRows:
             raise ValueError(f"rows from position {others.start} follow rows up to {self.end}")
         return PositionRows(self.start, np.concatenate([self.rows, others.rows]) if len(self.rows) else others.rows)
 
-    def first(self, tokens: int) -> "PositionRows":
-        """Rows of no more than are inputs of the first `tokens` tokens; the next call gives what is missing."""
-        return PositionRows(self.start, self.rows[: max(tokens - 1 - self.start, 0)])
+    def first(self, tokens: int, *, prompt: int = 0) -> "PositionRows":
+        """Rows of the inputs of the first `tokens` tokens behind so many of the prompt."""
+        return PositionRows(self.start, self.rows[: max(prompt + tokens - 1 - self.start, 0)])
 
     def and_none(self, tokens: int) -> "PositionRows":  # noqa: ARG002 - the same for all kinds
         """These rows: an environment's tokens are inputs of the next call, which gives theirs."""

@@ -156,12 +156,14 @@ class SampleProgress:
         """Tokens that belong to complete turns."""
         return self.turns[-1].end if self.turns else 0
 
-    def cut(self, turns: int) -> None:
-        """Forget what is behind the first `turns` turns, at least one, the last of them the model's."""
+    def cut(self, turns: int, prompt: int) -> None:
+        """Forget what is behind the first `turns` turns, at least one, the last of them the model's. `prompt`: tokens
+        of the prompt.
+        """
         self.turns = self.turns[:turns]
         end = self.noted
         self.output_ids, self.logprobs, self.mask = self.output_ids[:end], self.logprobs[:end], self.mask[:end]
-        self.columns = {name: rows.first(end) for name, rows in self.columns.items()}
+        self.columns = {name: column.first(end, prompt=prompt) for name, column in self.columns.items()}
         self.spans = [Span(span.version, span.start, min(span.end, end)) for span in self.spans if span.start < end]
 
     def clear(self) -> None:
@@ -223,7 +225,7 @@ class GroupProgress:
             self.start_anew(index, reason)
             return
         before = self.samples[index].generated
-        self.samples[index].cut(turns)
+        self.samples[index].cut(turns, len(self.prompt_of(index)))
         if lost := before - self.samples[index].generated:
             self.discarded[reason] += lost
 

@@ -128,6 +128,18 @@ async def test_turns_of_an_environment_have_routed_experts_and_values_of_nothing
     assert np.array_equal(columns["top_ids"][~environment, 0], columns["token_ids"][~environment])
 
 
+def test_what_is_taken_back_leaves_the_rows_of_what_stays() -> None:
+    progress = GroupProgress(lease(task(group_size=1, columns=["routed_experts"])), PROMPT)
+    call(progress, 0, 5, 6, finish="stop")
+    progress.samples[0].note_turn("assistant", "stop")
+    call(progress, 0, 7, 8, finish="stop")
+    progress.samples[0].note_turn("assistant", "stop")
+    progress.take_back(0, 1, "agent")
+    assert progress.samples[0].positions_known == 4
+    (kept,) = experts(progress)
+    assert len(kept) == 5
+
+
 def test_rows_that_leave_a_gap_are_refused() -> None:
     with pytest.raises(ValueError, match="from position 5 follow rows up to 3"):
         PositionRows(0, experts_of(PROMPT)) + PositionRows(5, experts_of(PROMPT))
