@@ -20,6 +20,8 @@ class Counters:
     """Samples generated to the end."""
     samples_again: int = 0
     """Samples that failed and were tried again, alone."""
+    surplus_samples: int = 0
+    """Samples beyond their group's size that were cut off when it was complete."""
     samples_moved: int = 0
     """Samples that began or went on at another engine than their lease's, which could end them sooner."""
     tokens: int = 0

@@ -138,8 +138,12 @@ class WorkerOptions:
     its group goes on."""
 
     kv_target: float = 0.0
-    """Share of an engine's KV cache that samples may take before fewer run, 0 to 1. With it, `groups_per_engine` is only
+    """Share of an engine's KV cache that samples may take before fewer run, 0 to 1. With it, `groups_per_engine` is
     where the limit begins, and the engine's own limit of requests the most. 0 (default): the limit stays."""
+
+    surplus_samples: int = 0
+    """Samples that a group begins beyond its size, 0 to 256. The first that end make the group; what still runs then is
+    thrown away, which prefers short responses. 0 (default): none."""
 
     spread: bool = True
     """Have an idle engine of the worker take over samples of a busy one, where they end sooner there."""
@@ -244,6 +248,7 @@ class WorkerOptions:
         self._check_functions()
         check("worker_id", self.worker_id, lambda w: bool(_NAME.fullmatch(w)), "1 to 100 of [A-Za-z0-9._:-]")
         check("groups_per_engine", self.groups_per_engine, lambda n: 1 <= n <= 256, "1 to 256")
+        check("surplus_samples", self.surplus_samples, lambda n: 0 <= n <= 256, "0 to 256")
         check("kv_target", self.kv_target, lambda share: 0 <= share <= 1, "0 to 1")
         check("stream_interval", self.stream_interval, lambda n: 1 <= n <= 4_096, "1 to 4,096")
         check("breaker_failures", self.breaker_failures, lambda n: 1 <= n <= 1_000, "1 to 1,000")

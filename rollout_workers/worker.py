@@ -54,9 +54,6 @@ from rollout_workers.weights.server import server_of
 from rollout_workers.weights.transfer.client import WeightClient
 from rollout_workers.weights.watcher import WeightWatcher
 
-OUTSTANDING_PER_SLOT = 4
-"""Leases held for each group on an engine: room for those being scored and pushed."""
-
 _ANSWERS_S = 2.0
 """Longest wait of a drain for answers to pushes. A full queue may not answer at all. What goes back is not lost: its
 finished samples are kept."""
@@ -194,6 +191,7 @@ class Worker:
             options.generate_timeout_s,
             options.max_sample_attempts,
             self._rollout,
+            options.surplus_samples,
             spread,
         )
         # Results have a stream of their own: a full queue, at which training groups wait, must not stop them.

@@ -48,6 +48,10 @@ def worker(
         float | None,
         typer.Option(help="Share of the KV cache that samples may take: their limit follows it. 0: fixed."),
     ] = None,
+    surplus_samples: Annotated[
+        int | None,
+        typer.Option(help="Samples that a group begins beyond its size; the last are cut off: prefers short ones."),
+    ] = None,
     spread: Annotated[
         bool | None,
         typer.Option("--spread/--no-spread", help="Idle engines take over samples of busy ones. Default: --spread."),

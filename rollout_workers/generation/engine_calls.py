@@ -66,6 +66,10 @@ class EngineCalls:
         """End the engine's requests, whose calls return with what they have. Raises EngineError."""
         self._stopped = True
         self.slot.changes.notify()
+        await self.abort()
+
+    async def abort(self) -> None:
+        """End the engine's requests that are under way. Raises EngineError."""
         if self._rids:
             await self.slot.engine.abort(sorted(self._rids))
 

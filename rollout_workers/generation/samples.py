@@ -103,6 +103,8 @@ class SampleProgress:
     """Columns that the task asks of the engine, by the names in Task.columns: of t tokens, or of positions."""
     given: Columns = field(default_factory=dict)
     """Columns that the rollout function gave."""
+    scored: Columns = field(default_factory=dict)
+    """Columns that came with its reward. Like that reward they are in no partial rollout."""
 
     def __len__(self) -> int:
         return len(self.output_ids)
@@ -172,22 +174,21 @@ class SampleProgress:
         self.mask = np.empty(0, np.uint8)
         self.columns = {name: none_of(name) for name in self.columns}
         self.spans, self.turns, self.finish, self.prompt_ids, self.reward = [], [], None, None, None
-        self.given = {}
+        self.given, self.scored = {}, {}
 
 
 class GroupProgress:
-    """The G samples of one lease."""
+    """The G samples of one lease. `surplus`: so many more begin, and the first G that end make the group."""
 
-    def __init__(self, lease: tasks_pb2.Lease, prompt_ids: TokenIds) -> None:
+    def __init__(self, lease: tasks_pb2.Lease, prompt_ids: TokenIds, *, surplus: int = 0) -> None:
         self.lease = lease
         self.task = lease.task
         self.prompt_ids = prompt_ids
         asked = list(lease.task.columns)
         self.samples = [
-            SampleProgress(columns={name: none_of(name) for name in asked}) for _ in range(lease.task.group_size)
+            SampleProgress(columns={name: none_of(name) for name in asked})
+            for _ in range(lease.task.group_size + surplus)
         ]
-        self.scored: dict[int, Columns] = {}
-        """Columns that came with rewards, by the sample's index. Like those rewards they are in no partial rollout."""
         self.received = 0
         """Tokens that engines generated under this lease."""
         self.resumed = 0
@@ -199,6 +200,30 @@ class GroupProgress:
     def unfinished(self) -> list[int]:
         """Indexes of the samples that go on."""
         return [i for i, sample in enumerate(self.samples) if sample.finish is None]
+
+    @property
+    def surplus(self) -> int:
+        """Samples beyond the group's size."""
+        return len(self.samples) - self.task.group_size
+
+    @property
+    def is_complete(self) -> bool:
+        """True when as many samples are finished as make the group."""
+        return len(self.samples) - len(self.unfinished) >= self.task.group_size
+
+    def cut_surplus(self) -> tuple[int, int]:
+        """Forget the samples beyond the group's size: first of those that are unfinished, the shortest first.
+
+        Returns how many they were and their generated tokens, which count as discarded.
+        """
+        going_on = sorted(self.unfinished, key=lambda i: -len(self.samples[i]))
+        finished = [i for i, sample in enumerate(self.samples) if sample.finish is not None]
+        kept = set([*finished, *going_on][: self.task.group_size])
+        cut = [sample for i, sample in enumerate(self.samples) if i not in kept]
+        self.samples = [sample for i, sample in enumerate(self.samples) if i in kept]
+        if lost := sum(sample.generated for sample in cut):
+            self.discarded["surplus"] += lost
+        return len(cut), lost
 
     @property
     def tokens(self) -> int:
@@ -235,7 +260,6 @@ class GroupProgress:
         if lost:
             self.discarded[reason] += lost
         self.samples[index].clear()
-        self.scored.pop(index, None)
 
     def give(self, index: int, columns: Columns) -> None:
         """Keep what the rollout function gave with a sample. Raises InvalidField if finished ones have other
@@ -302,7 +326,7 @@ class GroupProgress:
                 what = "is not finished" if sample.finish is None else "ended without a token"
                 raise GenerationFailed(self.lease.lease_id, f"sample {i} {what}")
         self._check_positions()
-        columns = [both(sample.given, self.scored.get(i, {})) for i, sample in enumerate(self.samples)]
+        columns = [both(sample.given, sample.scored) for sample in self.samples]
         check_alike(dict(enumerate(columns)))
         header, payload = self._encode(rewards, worker_id, more=given_to_wire(columns, self._lengths))
         header.metadata_json = self.task.metadata_json

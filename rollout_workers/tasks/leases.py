@@ -55,6 +55,8 @@ class EngineLeases:
         self._requests = 0
         self._asked_at = 0.0
         self._named: Version | None = None
+        self._each = 1.0 + tools.surplus_samples
+        """Room that a group takes that begins: above 1 with surplus samples. At first as if groups had one sample."""
         self.works: dict[str, Work] = {}
 
     @property
@@ -73,8 +75,8 @@ class EngineLeases:
         return sum(work.on_engine for work in self.works.values())
 
     def room(self, groups: float) -> int:
-        """Groups that may begin where so many may run at once."""
-        return floor(groups - self.running + _SLACK)
+        """Groups that may begin where so many may run at once; each takes as much as the last one that did."""
+        return floor((groups - self.running + _SLACK) / self._each)
 
     async def ask(self, max_tasks: int, wait_s: float) -> tasks_pb2.LeaseTasksResponse:
         """Request leases, or repeat the request that was not answered. Raises RolloutBufferError.
@@ -110,6 +112,7 @@ class EngineLeases:
         """Work on a lease of the last reply, in a task of its own."""
         work = Work(lease, self._slot, self._tools, give_back=self._give_back, on_freed=on_freed)
         self.works[lease.lease_id] = work
+        self._each = work.running
         self._keeper.hold(lease, self._asked_at, work.ended)
         group.create_task(self._see_through(work, on_end), name=f"work {lease.lease_id}")
 

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
+import structlog
 
+from rollout_workers.engine.errors import EngineError
 from rollout_workers.engine.types import SampleRequest, nobody_waits
 from rollout_workers.errors import SamplesFailed
 from rollout_workers.generation.attempts import Attempts
@@ -23,6 +25,8 @@ from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.generation.sampling import request_of
 from rollout_workers.generation.spread import Part, Spread
 from rollout_workers.slots.slot import EngineSlot
+
+_log = structlog.get_logger()
 
 
 class SingleTurn:
@@ -45,7 +49,9 @@ class SingleTurn:
         self._slot = slot
         self._attempts = attempts
         self._on_freed = on_freed
-        self._home = EngineCalls(progress, slot, attempts, on_freed=on_freed)
+        self._enough = asyncio.Event()
+        """Event that is set when so many samples have ended, unread as yet, that the group may be complete."""
+        self._home = EngineCalls(progress, slot, attempts, on_freed=self._freed)
         self._all_calls = {slot: self._home}
         """Calls by engine."""
         self._spread = spread
@@ -74,9 +80,15 @@ class SingleTurn:
         await self._home.wait_for_weights(self.progress.unfinished)
         at_home, elsewhere, other = self._begin(self.progress.unfinished)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._go_on(at_home, self._home))
+            making = [group.create_task(self._go_on(at_home, self._home))]
             if elsewhere:
-                group.create_task(self._go_on(elsewhere, other))
+                making.append(group.create_task(self._go_on(elsewhere, other)))
+            if self.progress.surplus:
+                watching = group.create_task(self._end_surplus())
+                await asyncio.wait(making)
+                watching.cancel()
+        if self.progress.surplus and self.progress.is_complete:
+            return True
         unfinished = self.progress.unfinished
         given_up = self._attempts.given_up
         if unfinished and given_up.keys() >= set(unfinished):
@@ -106,7 +118,7 @@ class SingleTurn:
     def _take_away(self, indices: Iterable[int], slot: EngineSlot) -> None:
         """Have these samples run on another engine; they stay there, or come home."""
         if slot not in self._all_calls:
-            self._all_calls[slot] = EngineCalls(self.progress, slot, self._attempts, on_freed=self._on_freed)
+            self._all_calls[slot] = EngineCalls(self.progress, slot, self._attempts, on_freed=self._freed)
         self._moved.update(indices)
         self._away.update(indices)
         self._on_freed()
@@ -116,7 +128,7 @@ class SingleTurn:
         deadline = time.monotonic() + self._timeout_s
         failed: dict[int, Exception] = {}
         empty_calls = 0
-        while not failed and (requests := self._requests(indices)):
+        while not (failed or self._is_done()) and (requests := self._requests(indices)):
             calls = await self._calls_that_may(calls, [request.sample_index for request in requests])
             if calls.ended:
                 break
@@ -133,7 +145,7 @@ class SingleTurn:
                 failed = {request.sample_index: calls.failure(why) for request in requests}
             if target is not None:
                 calls = self._all_calls[target]
-        if failed and not self._home.ended:
+        if failed and not (self._home.ended or self._is_done()):
             calls.say(failed)
             rest = [i for i in indices if i not in failed and self.progress.samples[i].finish is None]
             self._away.difference_update(failed)
@@ -142,6 +154,26 @@ class SingleTurn:
                     group.create_task(self._try_again(index, error, calls, final=empty_calls == EMPTY_CALLS))
                 if rest:
                     group.create_task(self._go_on(rest, calls))
+
+    def _is_done(self) -> bool:
+        return self.progress.surplus > 0 and self.progress.is_complete
+
+    def _freed(self) -> None:
+        surplus = self.progress.surplus
+        if surplus and self.running + len(self._away & set(self.progress.unfinished)) <= surplus:
+            self._enough.set()
+        self._on_freed()
+
+    async def _end_surplus(self) -> None:
+        """End what still runs when enough samples have ended, until cancelled."""
+        while True:
+            await self._enough.wait()
+            self._enough.clear()
+            for calls in self._all_calls.values():
+                try:
+                    await calls.abort()
+                except EngineError as error:
+                    _log.warning("surplus runs on", engine=calls.slot.engine_id, error=str(error))
 
     async def _call(
         self, calls: EngineCalls, requests: list[SampleRequest], left_s: float

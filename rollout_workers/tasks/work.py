@@ -73,6 +73,8 @@ class Tools:
     max_sample_attempts: int
     rollout: Rollout | None = None
     """Rollout function that makes the samples; None: they are single turns of the model."""
+    surplus_samples: int = 0
+    """Samples that a group begins beyond its size."""
     spread: Spread | None = None
     """Spread of groups over the worker's engines; None: a group stays where its lease is."""
 
@@ -119,10 +121,10 @@ class Work:
 
     @property
     def running(self) -> float:
-        """Share of the group's samples that hold slots of the engine, 0 to 1: those that have not ended."""
+        """Samples that hold slots of the engine, over the group's size; above 1 with surplus ones."""
         if self.stage is Stage.GENERATING and self._turn is not None:
             return self._turn.running / self.lease.task.group_size
-        return float(self.stage is Stage.PREPARING)
+        return (1 + self._surplus / self.lease.task.group_size) * (self.stage is Stage.PREPARING)
 
     async def run(self) -> None:
         """Do the work. Raises only what no repeat of a request to the service can mend."""
@@ -184,7 +186,7 @@ class Work:
         """False when generation was interrupted."""
         tools = self._tools
         prompt = await tools.prompts.token_ids(self.lease.task)
-        progress = self._progress = self._begin(GroupProgress(self.lease, prompt))
+        progress = self._progress = self._begin(GroupProgress(self.lease, prompt, surplus=self._surplus))
         if not self._engine_can(progress):
             return False
         rewards = await self._make(progress)
@@ -225,6 +227,7 @@ class Work:
         rewards = GroupRewards(progress, self._tools.scorer, attempts)
         try:
             while await self._generate(progress, attempts):
+                self._cut_surplus(progress)
                 self.stage = Stage.SCORING
                 self._on_freed()
                 began = time.monotonic()
@@ -252,6 +255,18 @@ class Work:
         finally:
             counters.tokens += progress.received - tokens
             counters.samples += unfinished - len(progress.unfinished)
+
+    @property
+    def _surplus(self) -> int:
+        """Samples that begin beyond the group's size: none where some of it is there, or its weights are given."""
+        taken = self.lease.HasField("partial_rollout") or self.pinned is not None
+        return 0 if taken or self._tools.rollout is not None else self._tools.surplus_samples
+
+    def _cut_surplus(self, progress: GroupProgress) -> None:
+        cut, tokens = progress.cut_surplus()
+        self._tools.counters.surplus_samples += cut
+        self._slot.surplus_samples += cut
+        self._slot.surplus_tokens += tokens
 
     def _way(self, progress: GroupProgress, attempts: Attempts) -> SingleTurn | Episodes:
         tools = self._tools
@@ -340,6 +355,7 @@ class Work:
         # A pinned task begins anew, perhaps on another engine: what there is so far is of no use.
         if self._progress is None or self.pinned is not None:
             return None
+        self._cut_surplus(self._progress)
         partial_rollout = self._progress.to_partial_rollout(self._tools.worker_id)
         if partial_rollout is not None and partial_rollout.ByteSize() > MAX_MESSAGE_BYTES - (1 << 20):
             _log.warning("partial rollout is too large to keep", lease=self.lease.lease_id)

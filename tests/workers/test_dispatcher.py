@@ -50,7 +50,7 @@ async def test_leases_that_come_in_the_moment_of_the_stop_go_back() -> None:
     service: Any = StoppingService()
     keeper = LeaseKeeper("e0", service)
     # None of it is worked on, so the tools for it are not needed.
-    tools: Any = SimpleNamespace(spread=None)
+    tools: Any = SimpleNamespace(spread=None, surplus_samples=0)
     service.dispatcher = Dispatcher(slot, service, keeper, tools, limit=InflightLimit(slot, 2), lease_wait_s=10.0)
     await asyncio.wait_for(service.dispatcher.run(), 10)
     assert service.asked == ["r1", "r1"], "the same request, which grants the same"

@@ -289,7 +289,7 @@ async def test_training_asks_for_nothing_when_evaluations_took_the_engine_meanwh
 
         unused: Any = None
         service: Any = Service()
-        tools: Any = SimpleNamespace(spread=None)
+        tools: Any = SimpleNamespace(spread=None, surplus_samples=0)
         limit = InflightLimit(at.slot, 2)
         dispatcher = Dispatcher(at.slot, service, unused, tools, limit=limit, lease_wait_s=1.0)
         looked = asyncio.Event()

@@ -4,8 +4,8 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, engine_id, report, state, wants_load (0 or 1), decoded_tokens, decode_busy_ms,
 --         decode_request_ms, reload counters (empty: none are said), weights_from, samples (packed ENGINE_SAMPLES of
---         rules/totals.py; empty: none)}; report: packed {engine_id, worker_id, state, term, version, reloads, last_reload_ms, last_error, errors, membership, prepared_term
---         (0: none), prepared_version, weights_url}
+--         rules/totals.py; empty: none)}; report: packed {engine_id, worker_id, state, term, version, reloads,
+--         last_reload_ms, last_error, errors, membership, prepared_term (0: none), prepared_version, weights_url}
 -- Replies {'ok', revision, term, version, may_load (0 or 1)} | {'error', 'unknown_run' | 'store_rolled_back', ...}
 -- Complexity O(log engines), and up to the number of permits or the engines that have left the line in silence
 
