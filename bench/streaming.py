@@ -1,9 +1,10 @@
 """`make bench-streaming`: staleness of whole batches and of streamed ones, on a live service.
 
 Everything is real but the engine: service, store, worker and trainer client as users run them; the engine keeps the
-timing of 256 slots without a model, the training step is a sleep of tokens / T. For each utilization ρ = R / T two runs
-of the same length: whole batches over a queue of one batch, and micro-batches of 4 groups over a queue of 8. Staleness
-is what the service's own statistics say after the warm-up; the closed form is that of docs/staleness.md.
+timing of 256 slots without a model, the training step is a sleep of tokens / T. For each utilization ρ = R / T three
+runs of the same length: whole batches over a queue of one batch, micro-batches of 4 groups over a queue of 8, and of
+single groups over a queue of 8, newest first. Staleness is what the service's own statistics say after the warm-up; the
+closed form is that of docs/staleness.md.
 """
 
 import argparse
@@ -12,12 +13,13 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.ours import service
+from bench.tables import put, table, write_rows
 from bench.worker import worker
 from trainer_client import BufferClient, TrainerSession
 from trainer_client.policy import Policy
@@ -29,7 +31,11 @@ MEDIAN, SIGMA, CAP = 100, 0.5, 1_000
 MEAN = MEDIAN * 2.718281828 ** (SIGMA**2 / 2)
 """Sigma of a lognormal; the cap of ten medians is beyond 4.6 sigma."""
 PROMPT = 8
-MICRO, QUEUE = 4, 8
+POLICIES = {
+    "whole": Policy(batch_groups=N, max_queued_groups=N),
+    "streamed": Policy(batch_groups=N, micro_batch_groups=4, max_queued_groups=8),
+    "single": Policy(batch_groups=N, micro_batch_groups=1, max_queued_groups=8, order="lifo"),
+}
 RHOS = (0.67, 0.85, 1.07, 1.5)
 _RESULTS = Path(__file__).parent / "results" / "streaming.json"
 
@@ -115,23 +121,21 @@ def predicted_in_queue(rho: float) -> float:
 
 
 def main() -> None:
-    """Measure, print a table, write bench/results/streaming.json."""
+    """Measure, print, write the results and the table in docs; with --rho, others stay as they were."""
     parser = argparse.ArgumentParser(prog="python -m bench.streaming", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30, help="counted steps of each run (default 30)")
     parser.add_argument("--tokens-per-s", type=float, default=100.0, help="decoding speed of a slot (default 100)")
     parser.add_argument("--rho", type=float, action="append", help=f"only these utilizations (default {RHOS})")
-    parser.add_argument("--out", type=Path, help="default: bench/results/streaming.json; with --rho, none")
     options = parser.parse_args()
-    whole = Policy(batch_groups=N, max_queued_groups=N)
-    streamed = Policy(batch_groups=N, micro_batch_groups=MICRO, max_queued_groups=QUEUE)
-    rows: list[dict[str, Any]] = []
+    known = json.loads(_RESULTS.read_text())["rows"] if _RESULTS.exists() else []
+    rows: list[dict[str, Any]] = [row for row in known if row["rho"] not in (options.rho or RHOS)]
     ideal_s = N * G * MEAN / (SLOTS * options.tokens_per_s)
     print(
         f"{'ρ':>5} {'':9}{'in queue':>9}{'closed':>8}{'total':>7}"
         f"{'period/ideal':>13}{'trained/sampled':>16}{'dropped':>8}"
     )
     for rho in options.rho or RHOS:
-        for name, policy in (("whole", whole), ("streamed", streamed)):
+        for name, policy in POLICIES.items():
             with tempfile.TemporaryDirectory(prefix="rollout-buffer-streaming-") as scratch:
                 told = measure(Path(scratch), policy, rho, options.steps, options.tokens_per_s)
             row = {
@@ -150,11 +154,30 @@ def main() -> None:
                 f"{row['period_over_ideal']:>13}{row['trained_over_sampled_length']:>16}{told.dropped:>8}",
                 flush=True,
             )
-    out = options.out or (None if options.rho else _RESULTS)
-    if out is not None:
-        report = {"rows": rows, "steps": options.steps, "tokens_per_s": options.tokens_per_s, "cores": os.cpu_count()}
-        out.write_text(json.dumps(report, indent=2) + "\n")
-        print(f"\nwritten to {out}")
+    rows.sort(key=lambda row: row["rho"])
+    said = {"steps": options.steps, "tokens_per_s": options.tokens_per_s, "cores": os.cpu_count()}
+    write_rows(_RESULTS, said | {"rows": rows})
+    put("bench-streaming", lines(rows))
+    print(f"\nwritten to {_RESULTS}")
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table: a line for each ρ, a cell for each policy."""
+    shown = {
+        "in queue": "in_queue_staleness",
+        "staleness": "staleness",
+        "period over ideal": "period_over_ideal",
+        "trained over sampled length": "trained_over_sampled_length",
+    }
+    cells = {(row["rho"], row["batches"]): row for row in rows}
+    return table(
+        ("ρ", *(f"{what}: {name}" for what in shown for name in POLICIES)),
+        [
+            (rho, *(f"{cells[rho, name][field]:.2f}" for field in shown.values() for name in POLICIES))
+            for rho in sorted({row["rho"] for row in rows})
+            if all((rho, name) in cells for name in POLICIES)
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """`python -m bench.lab.fresh`: the same loop with fresh starts and without. Into results/staleness_fresh.json.
 
 Simulated: presets by ρ and by the lag of a load, over several seeds. With --live live loops instead (bench/live_loop),
-which take turns: reloads of 0.05 and 2 s, short against the period, and one of 15 s, which is not, so nobody waits.
+both ways side by side: reloads of 0.05 and 2 s, short against the period, and one of 15 s, which is not, so nobody
+waits. With --sglang a loop on two real engines, whose windows take turns.
 """
 
 import argparse
@@ -31,7 +32,14 @@ _RESULTS = Path(__file__).parents[1] / "results" / "staleness_fresh.json"
 
 N, GROUP_SIZE, CONCURRENCY = 32, 8, 256
 LENGTHS = Lognormal.with_mean(1_400.0, 0.5, 13_200)
-POLICIES = ("queue_drop(1)", "streaming(4)", "queue_max(2)", "areal(4) max_inflight_groups=0", "one_step_off")
+POLICIES = (
+    "queue_drop(1)",
+    "streaming(4)",
+    "queue_max(2)",
+    "areal(4) max_inflight_groups=0",
+    "one_step_off",
+    "queue_drop(2) max_lookahead=1",
+)
 RHOS = (0.7, 1.0, 1.4)
 LAGS = (0.005, 0.03, 0.1)
 """Shares of the ideal period."""
@@ -46,34 +54,35 @@ class Live:
 
     setting: Setting
     seeds: int = 2
-    steps: int = 60
+    steps: int = 40
     at_once: bool = False
-    """True for loops so slow that all runs of such settings go at the same time; others take turns."""
+    """True for loops so slow that all runs of such settings go at the same time; else the two ways of a seed do."""
 
 
-def _slow(preset: str, load_s: float, steps: int, tokens_per_s: float = 9.0) -> Live:
-    name = f"`{preset}`, reload {load_s:g} s"
-    return Live(
-        Setting(name=name, preset=preset, rho=1.0, load_s=load_s, tokens_per_s=tokens_per_s), steps=steps, at_once=True
-    )
+def _live_setting(written: str, load_s: float, tokens_per_s: float) -> Setting:
+    preset, *words = written.split()
+    fields = {name: int(value) for name, value in (word.split("=") for word in words)}
+    name = f"`{written}`, reload {load_s:g} s"
+    return Setting(name=name, preset=preset, fields=fields, rho=1.0, load_s=load_s, tokens_per_s=tokens_per_s)
 
 
 LIVE = (
     *(
-        Live(Setting(name=f"`{preset}`, reload 0.05 s", preset=preset, rho=1.0, load_s=0.05, tokens_per_s=120.0))
-        for preset in ("queue_drop(1)", "areal(1)", "one_step_off")
+        Live(_live_setting(written, 0.05, 120.0))
+        for written in ("queue_drop(1)", "areal(1)", "one_step_off", "queue_drop(2) max_lookahead=1")
     ),
-    _slow("queue_drop(1)", 2.0, 10, tokens_per_s=6.0),
-    _slow("areal(1)", 2.0, 10, tokens_per_s=6.0),
-    _slow("one_step_off", 2.0, 10),
-    _slow("areal(1)", 15.0, 6, tokens_per_s=6.0),
-    _slow("one_step_off", 15.0, 6),
+    Live(_live_setting("queue_drop(1)", 2.0, 6.0), steps=10, at_once=True),
+    Live(_live_setting("areal(1)", 2.0, 6.0), steps=10, at_once=True),
+    Live(_live_setting("one_step_off", 2.0, 9.0), steps=10, at_once=True),
+    Live(_live_setting("queue_drop(2) max_lookahead=1", 2.0, 9.0), steps=10, at_once=True),
+    Live(_live_setting("areal(1)", 15.0, 6.0), steps=6, at_once=True),
+    Live(_live_setting("one_step_off", 15.0, 9.0), steps=6, at_once=True),
 )
 """Periods of 1 to 2 s, of 20 to 45 s, and of about 40 to 60 s."""
 
 
 REAL = ("queue_drop(1)", "one_step_off")
-REAL_STEPS, REAL_TURNS = 6, (OFF, ON, ON, OFF, OFF, ON)
+REAL_STEPS, REAL_TURNS = 4, (OFF, ON, ON, OFF, OFF, ON)
 
 
 def simulations(steps: int) -> list[tuple[str, float, float, list[Simulation]]]:
@@ -148,24 +157,30 @@ def _live(known: list[dict[str, Any]], minutes: float) -> list[dict[str, Any]]:
     """Live runs: those known already, of these very settings, and those that are begun within so many minutes."""
     until = time.monotonic() + 60 * minutes
     runs: list[tuple[Live, dict[str, Any]]] = [
-        (live, {"setting": asdict(replace(live.setting, fields={"fresh_start_ms": limit_ms})), "seed": seed})
+        (live, {"setting": asdict(_limited(live.setting, limit_ms)), "seed": seed})
         for live in LIVE
         for seed in range(live.seeds)
         for limit_ms in (OFF, ON)
     ]
-    rows = {json.dumps(run): row for _, run in runs for row in known if row.items() >= run.items()}
-    missing = [(live, run) for live, run in runs if json.dumps(run) not in rows]
-    together = [(live, run) for live, run in missing if live.at_once]
-    for piece in [*([together] if together else []), *([one] for one in missing if not one[0].at_once)]:
+    rows = {json.dumps(asked): row for _, asked in runs for row in known if row.items() >= asked.items()}
+    pieces: dict[object, list[tuple[Live, dict[str, Any]]]] = {}
+    for live, asked in runs:
+        if json.dumps(asked) not in rows:
+            pieces.setdefault(live.at_once or (live.setting.name, asked["seed"]), []).append((live, asked))
+    for piece in pieces.values():
         if time.monotonic() >= until:
             break
         with ThreadPoolExecutor(len(piece)) as threads:
-            for (_, run), measured in zip(piece, threads.map(_run, piece), strict=True):
-                rows[json.dumps(run)] = run | {"measured": asdict(measured)}
-                print(run["setting"]["name"], run["setting"]["fields"], run["seed"], measured, flush=True)
-    done = [rows[key] for _, run in runs if (key := json.dumps(run)) in rows]
+            for (_, asked), measured in zip(piece, threads.map(_run, piece), strict=True):
+                rows[json.dumps(asked)] = asked | {"measured": asdict(measured)}
+                print(asked["setting"]["name"], asked["setting"]["fields"], asked["seed"], measured, flush=True)
+    done = [rows[key] for _, asked in runs if (key := json.dumps(asked)) in rows]
     print(f"{len(done)} of {len(runs)} live runs are done")
     return done
+
+
+def _limited(setting: Setting, limit_ms: int) -> Setting:
+    return replace(setting, fields={**setting.fields, "fresh_start_ms": limit_ms})
 
 
 def _real(sglang_python: Path, only: str) -> list[dict[str, Any]]:

@@ -24,9 +24,9 @@ from trainer_client.state import RunState
 from trainer_client.tasks import SamplingParams, Task
 
 ENGINES = 2
-GROUPS, GROUP_SIZE, MOST_TOKENS, PROMPT = 24, 4, 256, 12
+GROUPS, GROUP_SIZE, MOST_TOKENS, PROMPT = 48, 4, 256, 12
 GROUPS_PER_ENGINE = 10
-CALIBRATION, SETTLING = 4, 2
+CALIBRATION, SETTLING = 3, 1
 """Steps before the first window, without training; steps before each window that do not count."""
 _POLL_S = 0.05
 
