@@ -67,7 +67,8 @@ class GroupRewards:
             return {}
         scores = await self._scorer.score(self._progress, indices)
         self._rewards.update(scores.rewards)
-        self._progress.scored.update(scores.columns)
+        for i, columns in scores.columns.items():
+            self._progress.samples[i].scored = columns
         if scores.failures:
             first = min(scores.failures)
             _log.warning(

@@ -16,8 +16,7 @@ from rollout_workers.generation.given import column, ragged, returned
 from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.rewards import RewardFunction, RewardInput, per_sample
 from rollout_workers.tasks.scoring import GroupRewards
-from tests.workers.building import lease
-from tests.workers.scene import PROMPT, Scene
+from tests.workers.scene import Scene
 from tests.workers.test_reward_processes import scoring
 from tests.workers.test_rewards import progress_of, scorer_of
 from trainer_client.batch import Group
@@ -195,4 +194,3 @@ async def test_a_column_that_is_given_twice_is_refused() -> None:
 def test_groups_without_columns_stay_as_they_are() -> None:
     header, payload = progress_of(2).to_group([1.0], "w")
     assert set(read_payload(header, b"".join(payload))) == {"token_ids", "logprobs", "loss_mask"}
-    assert GroupProgress(lease(Scene(by_turns).task), PROMPT).scored == {}
