@@ -2,8 +2,8 @@
 
 Everything is real but the engine: service, store, worker and trainer client as users run them; the engine keeps the
 timing of 256 slots without a model, the training step is a sleep of tokens / T. For each utilization ρ = R / T three
-runs of the same length: whole batches over a queue of one batch, micro-batches of 4 groups over a queue of 8, and
-single groups over such a queue, newest first. Staleness is what the service's own statistics say after the warm-up; the
+runs of the same length: whole batches over a queue of one batch; micro-batches of 4 groups over a queue of 8; single
+groups over such a queue, newest first. Staleness is what the service's own statistics say after the warm-up; the
 closed form is that of docs/staleness.md.
 """
 
