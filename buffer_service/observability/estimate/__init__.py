@@ -5,8 +5,12 @@ simulates, is handed in: it may take its time.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from buffer_service.domain.gate import MILLI
 from buffer_service.domain.ops import RunView
+from buffer_service.domain.policy import UNSET
+from buffer_service.domain.steering.knobs import lookahead_milli
 from buffer_service.observability.estimate.advice import advice
 from buffer_service.observability.estimate.bias import bias
 from buffer_service.observability.estimate.closed_forms import Prediction
@@ -34,7 +38,8 @@ def _plays_nothing(_run_id: str, _asked: Question) -> tuple[Prediction | None, b
 
 
 def estimate(view: RunView, play: Play = _plays_nothing) -> Estimate:
-    """Estimate of a run's staleness, with all that can be told of it."""
+    """Estimate of a run's staleness, with all that can be told of it; the policy is that in effect."""
+    view = replace(view, policy=view.in_effect)
     known, unknown = quantities(view)
     window, seen, compared = view.window, measured(view), bias(view)
     setting = _setting(view, known)
@@ -64,7 +69,8 @@ def _setting(view: RunView, known: Quantities) -> Setting | None:
     if window is None or window.publishes < MIN_PUBLISHES or uneven(window, known):
         return None
     versions = (window.last.version - window.first.version) / window.publishes
-    return setting_of(view.policy, view.world_size, known, versions)
+    ahead = lookahead_milli(view.policy, view.decision.knobs)
+    return setting_of(view.policy, view.world_size, known, versions, None if ahead == UNSET else ahead / MILLI)
 
 
 def _why_not(view: RunView, known: Quantities, unknown: tuple[Unknown, ...], forecast: Predicted) -> str:

@@ -179,7 +179,12 @@ def _length_cap(setting: Setting, _known: Quantities, _: RunView) -> Iterator[Ad
 
 
 def _gate(setting: Setting, _known: Quantities, view: RunView) -> Iterator[Advice]:
-    """Admission: tighter where there is none, looser where it costs throughput. Its period is a lower bound."""
+    """Admission: tighter where there is none, looser where it costs throughput. Its period is a lower bound.
+
+    Where a controller holds a target, admission is its own.
+    """
+    if view.policy.target_staleness_milli:
+        return
     now = predict(setting)
     if setting.lookahead is not None:
         gate = None if setting.gate is None else setting.gate + 1
@@ -187,7 +192,7 @@ def _gate(setting: Setting, _known: Quantities, view: RunView) -> Iterator[Advic
         gain = now.train_period_ratio / then.train_period_ratio - 1
         raised = "" if gate is None else f", max_staleness {setting.gate} -> {gate}"
         text = (
-            f"gate: max_lookahead {setting.lookahead} -> {setting.lookahead + 1}{raised}: "
+            f"gate: max_lookahead {setting.lookahead:g} -> {setting.lookahead + 1:g}{raised}: "
             f"about {gain:.0%} more is trained, {_total(now, then)}"
         )
         yield from _advised("gate", text, now, then, gain)

@@ -175,7 +175,7 @@ def blocking(
 
 
 def admission_limited(
-    concurrency_ratio: float, lookahead: int, rho: float, tailness: float, batch_tailness: float
+    concurrency_ratio: float, lookahead: float, rho: float, tailness: float, batch_tailness: float
 ) -> Prediction:
     """Staleness of blocking pushes under AReaL's admission, (η + p + 1)·N groups started in all at version p; no gate.
 

@@ -59,7 +59,7 @@ class Setting:
     """Groups that the trainer takes at once: N, or a micro-batch of them."""
     queue: float
     """Groups that the queue has room for."""
-    lookahead: int | None = None
+    lookahead: float | None = None
     """Versions that admission lets generation run ahead."""
     gate: int | None = None
     """Versions of the head beyond which no group is trained."""
@@ -98,15 +98,21 @@ class Setting:
     def form(self) -> str:
         """The closed form's name."""
         if self.lookahead is not None:
-            return f"admission, {self.lookahead} version{'s' * (self.lookahead != 1)} ahead"
+            return f"admission, {self.lookahead:g} version{'s' * (self.lookahead != 1)} ahead"
         taken = f"micro-batches of {self.take:.0f} groups" if self.streams else "whole batches"
         taken += f", {self.batches} batches a version" if self.batches > 1 else ""
         limit = "" if self.gate is None else f", at most max_staleness {self.gate}"
         return f"{'blocking' if self.blocks else 'queue-drop'}, {taken}{limit}"
 
 
-def setting_of(policy: RunPolicy, world_size: int, known: Quantities, versions_per_publish: float) -> Setting | None:
-    """The setting of a live run; None while a quantity that it needs is not known."""
+def setting_of(
+    policy: RunPolicy,
+    world_size: int,
+    known: Quantities,
+    versions_per_publish: float,
+    lookahead: float | None,
+) -> Setting | None:
+    """The setting of a live run; None while a quantity that it needs is not known. `lookahead`: the one in effect."""
     rho, ratio, tailness = known.rho, known.concurrency_ratio, known.tailness
     per_batch, batches = known.groups_per_batch, known.batches_per_publish
     if not (rho and ratio and tailness and per_batch and batches and known.queue_factor):
@@ -125,7 +131,7 @@ def setting_of(policy: RunPolicy, world_size: int, known: Quantities, versions_p
         batches=whole,
         take=take,
         queue=known.queue_factor * per_batch,
-        lookahead=None if policy.max_lookahead == UNSET else policy.max_lookahead,
+        lookahead=lookahead,
         gate=policy.max_staleness if gated else None,
         blocks=blocks,
         hides_rho=hides_rho,

@@ -11,6 +11,8 @@ from functools import cache
 
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import OverflowAction, RunPolicy
+from buffer_service.domain.steering.decisions import Decision
+from buffer_service.domain.steering.knobs import NOTHING_LOWERED, Knobs
 from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_service.observability.estimate.prediction import Setting, never_waits
 from buffer_service.rules.totals import RELOAD_PHASES
@@ -59,6 +61,8 @@ class Question:
     """Time from a publish to the load."""
     pause: float = 0.0
     """Time of a load."""
+    knobs: Knobs = NOTHING_LOWERED
+    """A controller's, whose lookahead may be a fraction."""
 
 
 def question(view: RunView, known: Quantities, setting: Setting) -> Question | None:
@@ -84,6 +88,7 @@ def question(view: RunView, known: Quantities, setting: Setting) -> Question | N
         step=_on_grid(step_s / response_s),
         lag=_on_grid(lag_s / response_s),
         pause=_on_grid(pause_s / response_s),
+        knobs=Knobs(lookahead_milli=view.decision.knobs.lookahead_milli),
     )
 
 
@@ -131,8 +136,14 @@ def _simulation(asked: Question, slots: int, groups: int, steps: int) -> Simulat
         groups_in_flight=groups if asked.leased else 0,
         groups_outstanding=OUTSTANDING * groups if asked.leased else 0,
     )
+    steered = asked.policy.target_staleness_milli > 0
     return Simulation(
-        policy=asked.policy, workload=workload, steps=steps, warmup=WARMUP * steps // STEPS + 4, seed=_SEED
+        policy=asked.policy,
+        workload=workload,
+        steps=steps,
+        warmup=WARMUP * steps // STEPS + 4,
+        seed=_SEED,
+        controller=(lambda situation: Decision(version=situation.version, knobs=asked.knobs)) if steered else None,
     )
 
 

@@ -103,7 +103,7 @@ def _on_bottleneck(known: Quantities, setting: Setting | None, bound: str) -> It
     busy = known.engine_busy_share
     if idle >= HELD_BACK and setting.lookahead is not None:
         yield (
-            f"max_lookahead {setting.lookahead} may hold the engines back: with all slots taken they could make more "
+            f"max_lookahead {setting.lookahead:g} may hold the engines back: with all slots taken they could make more "
             "than this ρ says"
         )
     elif idle >= HELD_BACK and setting.capped:
@@ -147,7 +147,7 @@ def _why_in_queue(setting: Setting | None) -> str:
     if setting is None:
         return ""
     if setting.lookahead is not None:
-        return f": admission lets generation run {setting.lookahead} version{'s' * (setting.lookahead != 1)} ahead"
+        return f": admission lets generation run {setting.lookahead:g} version{'s' * (setting.lookahead != 1)} ahead"
     if setting.rho > 1 + BALANCED and setting.queue > 1.2 * setting.per_batch:
         return f": training is the bottleneck and the queue holds {setting.queue / setting.per_batch:.1f} batches"
     if setting.rho > 1 + BALANCED:
