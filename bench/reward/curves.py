@@ -37,12 +37,12 @@ def shared_s(rows: Sequence[Row]) -> float:
 
 def by_step(row: Row, steps: Values) -> Values:
     """Expected reward after so many steps."""
-    return np.asarray(row["reward"])[steps.astype(int)]
+    return np.asarray(row["reward"], np.float64)[steps.astype(int)]
 
 
 def by_time(row: Row, seconds: Values) -> Values:
     """Expected reward after so many seconds: that of the last weights that were published by then."""
-    return np.asarray(row["reward"])[np.searchsorted(row["at_s"], seconds, side="right") - 1]
+    return np.asarray(row["reward"], np.float64)[np.searchsorted(row["at_s"], seconds, side="right") - 1]
 
 
 def curves(values: Mapping[str, Mapping[int, Values]]) -> dict[str, Curve]:
@@ -90,6 +90,6 @@ def t_quantile(degrees: int) -> float:
     return sum(terms)
 
 
-def settled_staleness(rows: Sequence[Row]) -> float:
-    """Mean staleness of the second half of the steps, in versions: by then it is as old as it gets."""
-    return fmean(fmean(row["staleness"][len(row["staleness"]) // 2 :]) for row in rows)
+def settled(rows: Sequence[Row], name: str) -> float:
+    """Mean of a figure of each step over the second half of the steps: by then staleness is as it stays."""
+    return fmean(fmean(row[name][len(row[name]) // 2 :]) for row in rows)

@@ -61,9 +61,9 @@ class Samples:
         )
 
     @property
-    def drift(self) -> float:
-        """Largest |log π_old − log μ| of a token that the policy made."""
-        return float((self.old - self.behaviour)[self.loss_mask].abs().max())
+    def log_ratios(self) -> Tensor:
+        """|log π_old − log μ| of the tokens that the policy made, float32 [tokens]."""
+        return (self.old - self.behaviour)[self.loss_mask].abs()
 
 
 class Loss(Protocol):

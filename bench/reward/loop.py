@@ -38,7 +38,8 @@ _WARM_UP_SEEDS, _EVALUATION_SEEDS = 10_000, 20_000
 _COLUMNS = 8
 """Tokens of the longest sample: all batches have as many columns."""
 _CHECKPOINT_STEPS = 10
-_PULL_TIMEOUT_S, _FILL_TIMEOUT_S, _READY_TIMEOUT_S = 120.0, 120.0, 120.0
+_PULL_TIMEOUT_S, _READY_TIMEOUT_S = 120.0, 120.0
+_POLL_S = 0.03
 _SAME_LOGPROBS = 0.02
 """Nats. Engine and trainer compute the same weights' log-probabilities alike to 1e-4; other weights differ by more."""
 
@@ -122,7 +123,6 @@ def run(cell: Cell, start: Start, place: Place, directory: Path) -> dict[str, An
         pids = {"engine": place.engine_pid, "worker": worker.process.pid, "service": place.service_pid}
         with _costs(pids) as costs:
             trainer = _Trainer(session, start, Learner(model, cell.loss), place.train_s)
-            trainer.fill()
             trainer.train(place.steps)
         after = session.state()
         client.delete_run(run_id)
@@ -133,6 +133,7 @@ def run(cell: Cell, start: Start, place: Place, directory: Path) -> dict[str, An
         "at_s": [round(value, 2) for value in trainer.times],
         "sampled_reward": [round(value, 4) for value in trainer.sampled_rewards],
         "staleness": [round(value, 2) for value in trainer.staleness],
+        "log_ratio": [round(value, 4) for value in trainer.log_ratios],
         "staleness_max": after.statistics["staleness_max"],
         "pre_queue_staleness": round(after.statistics["pre_queue_staleness_sum"] / groups, 3),
         "dropped_groups": after.ledger.groups.dropped_overflow.groups + after.ledger.groups.dropped_stale.groups,
@@ -156,23 +157,26 @@ class _Trainer:
         """Mean reward of each step's samples."""
         self.staleness: list[float] = []
         """Mean over each step's groups, in versions."""
+        self.log_ratios: list[float] = []
+        """Mean over each step's tokens of |log π_old − log μ|."""
         self.computed_s = 0.0
 
-    def fill(self) -> None:
-        """Wait, where groups are admitted ahead, until as many are queued: the first step is as one in mid-run."""
-        ahead = self._session.policy.max_lookahead
-        if not ahead:
-            return
-        wanted, due = (ahead + 1) * GROUPS, time.monotonic() + _FILL_TIMEOUT_S
-        while self._session.state().ledger.groups.queued.groups < wanted:
+    def _await_queue(self) -> None:
+        """Wait until as many batches are queued as may be made ahead: what is trained is as old as it may be, also
+        where the engine is slower than the trainer.
+        """
+        wanted = self._session.policy.max_lookahead or 0
+        due = time.monotonic() + _PULL_TIMEOUT_S
+        while wanted > 1 and self._session.state().ledger.groups.queued.groups < wanted * GROUPS:
             if time.monotonic() > due:
-                raise TimeoutError(f"{wanted} groups were not made within {_FILL_TIMEOUT_S:g} s")
-            time.sleep(0.05)
+                raise TimeoutError(f"{wanted} batches were not made within {_PULL_TIMEOUT_S:g} s")
+            time.sleep(_POLL_S)
 
     def train(self, steps: int) -> None:
         """Train so many steps."""
         parts: list[Samples] = []
         batches: list[Batch] = []
+        self._await_queue()
         for batch in self._session.micro_batches():
             began = time.perf_counter()
             parts.append(self._learner.samples(collate(batch, multiple_of=_COLUMNS), GROUP_SIZE))
@@ -190,14 +194,16 @@ class _Trainer:
                     self._session.checkpoint()  # Lets weights and replay data go.
                 if len(self.staleness) == steps:
                     return
+                self._await_queue()
         raise RuntimeError("the run has ended")
 
     def _step(self, parts: list[Samples], batches: list[Batch]) -> None:
         groups = [group for batch in batches for group in batch.groups]
         ages = [group.staleness for group in groups]
         samples = Samples.joined(parts)
-        if not self.staleness and (drift := samples.drift) > _SAME_LOGPROBS:
-            raise WrongWeights(f"the first batch is off by {drift:.3f} nats from the weights that were published")
+        if not self.staleness and (off := float(samples.log_ratios.max())) > _SAME_LOGPROBS:
+            raise WrongWeights(f"the first batch is off by {off:.3f} nats from the weights that were published")
+        self.log_ratios.append(float(samples.log_ratios.mean()))
         self.staleness.append(fmean(ages))
         self.sampled_rewards.append(fmean(float(group.rewards.mean()) for group in groups))
         self._learner.train(samples)

@@ -18,7 +18,7 @@ from bench.reward.curves import (
     by_step,
     by_time,
     curves,
-    settled_staleness,
+    settled,
     shared_s,
 )
 from bench.tables import DOCS, put, table
@@ -58,7 +58,8 @@ def lines(rows: Sequence[Row]) -> list[str]:
             (
                 policy,
                 _range([sum(row["loss"] == loss for row in own) for loss in LOSSES]),
-                f"{settled_staleness(own):.2f}, {max(row['staleness_max'] for row in own)}",
+                f"{settled(own, 'staleness'):.2f}, {max(row['staleness_max'] for row in own)}",
+                f"{settled(own, 'log_ratio'):.3f}",
                 f"{fmean(row['at_s'][-1] / _steps(rows) for row in own):.2f}",
                 f"{fmean(sum(row['cpu_s'].values()) for row in own):.0f}",
                 *(cells[column].get(policy, "") for column in columns),

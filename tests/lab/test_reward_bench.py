@@ -24,6 +24,7 @@ def row(
         "reward": [0.3, 0.3, 0.4, 0.5, last],
         "at_s": [0.0, s, 2 * s, 3 * s, 4 * s],
         "staleness": [0.0, 1.0, 2.0, 2.0],
+        "log_ratio": [0.0, 0.1, 0.125, 0.125],
         "staleness_max": 2,
         "cpu_s": {"engine": 3.0, "trainer": 2.0},
     }
@@ -112,8 +113,8 @@ def test_the_table_says_how_many_seeds_there_are(tmp_path: Path) -> None:
     assert table[0].startswith("| policy | seeds | staleness: mean, max |")
     assert "AIPO, 4 steps" in table[0]
     assert "AIPO, 2 s" in table[0]
-    assert table[2].startswith(f"| {SYNCHRONOUS} | 0 to 2 | 2.00, 2 | 1.00 | 5 | 0.600 |")
-    assert "| η 2 | 0 to 1 | 2.00, 2 | 0.75 | 5 | −0.100 |" in table[3]
+    assert table[2].startswith(f"| {SYNCHRONOUS} | 0 to 2 | 2.00, 2 | 0.125 | 1.00 | 5 | 0.600 |")
+    assert "| η 2 | 0 to 1 | 2.00, 2 | 0.125 | 0.75 | 5 | −0.100 |" in table[3]
     page.picture(rows, tmp_path / "reward.png")
     assert (tmp_path / "reward.png").stat().st_size > 10_000
 
@@ -129,7 +130,7 @@ def test_without_staleness_the_losses_pull_the_same_way_and_with_it_they_differ(
         for name, loss in LOSS_FUNCTIONS.items():
             logprobs = new.clone().requires_grad_()
             samples = Samples(torch.zeros(4, 6, dtype=torch.int64), mask, behaviour, new, advantages)
-            loss(logprobs, samples).backward()
+            loss(logprobs, samples).backward()  # type: ignore[no-untyped-call]
             assert logprobs.grad is not None
             found[name] = logprobs.grad
         return found
