@@ -5,10 +5,12 @@ little as long as that is left out. So the first policy sets the pace, on the en
 many more engines as it needs to keep that pace: slots and rollout throughput rise together, the trainer stays as it is.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
+from buffer_service.control.decision import decide
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
 from buffer_wire.errors import InvalidField, InvalidPolicy
@@ -26,6 +28,8 @@ class Candidate:
 
     name: str
     policy: RunPolicy
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the workload in place of the comparison's, for what a worker decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +116,8 @@ def tried(comparison: Comparison, candidate: Candidate, engines: float) -> Trial
     rho = workload.rho * engines
     simulation = Simulation(
         policy=candidate.policy,
-        workload=replace(workload, concurrency=slots, rho=rho),
+        workload=replace(workload, concurrency=slots, rho=rho, **candidate.workload),
+        controller=decide if candidate.policy.target_staleness_milli else None,
         steps=comparison.steps,
         warmup=comparison.warmup,
         seed=comparison.seed,

@@ -1,6 +1,6 @@
 """`rollout-buffer lab`: policies beside each other, as a table or as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from buffer_cli.staleness.plot import plot_trials
 from buffer_service.simulator.lengths import Lengths
 from buffer_wire.errors import InvalidField
 from rollout_lab.comparison import MOST_ENGINES, Candidate, Comparison, Trial, compare
+
+WORKLOAD: Mapping[str, Callable[[str], float]] = {"surplus": int, "estimate_error": float}
+"""Fields of the workload that a candidate may set, for they are a worker's or a caller's choice."""
 
 
 @naming_options
@@ -62,12 +65,29 @@ def selection(groups_per_batch: int) -> list[str]:
 
 
 def candidate(written: str, groups_per_batch: int) -> Candidate:
-    """A policy as --policy takes it: a preset, then field=value by spaces. Raises InvalidField, InvalidPolicy."""
+    """A policy as --policy takes it: a preset, then field=value by spaces. Raises InvalidField, InvalidPolicy.
+
+    A field may also be one of WORKLOAD.
+    """
     name, *assignments = written.split() or [""]
+    fields: list[str] = []
+    workload: dict[str, float] = {}
     for word in assignments:
-        if "=" not in word:
+        field, separator, value = word.partition("=")
+        if not separator:
             raise InvalidField("policy", written, "a preset, then field=value by spaces")
-    return Candidate(written, policy_of(name, groups_per_batch, assignments))
+        if field in WORKLOAD:
+            workload[field] = _number(field, value)
+        else:
+            fields.append(word)
+    return Candidate(written, policy_of(name, groups_per_batch, fields), workload)
+
+
+def _number(field: str, value: str) -> float:
+    try:
+        return WORKLOAD[field](value)
+    except ValueError as error:
+        raise InvalidField(field, value, "a number") from error
 
 
 def trial_values(trial: Trial) -> dict[str, Any]:

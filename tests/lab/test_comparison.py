@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from buffer_cli.main import app
+from buffer_cli.staleness.lab import candidate
 from buffer_service.simulator import Workload
 from buffer_service.simulator.lengths import Lognormal
 from buffer_wire.errors import InvalidField
@@ -81,6 +82,19 @@ def test_what_is_not_simulated_is_refused_with_the_policys_name(processes: int) 
     with pytest.raises(InvalidField, match="batch_tokens") as refused:
         compared(DROP, named("drop 2", "queue_drop(2)"), budgeted, processes=processes)
     assert "policy 'budgeted'" in refused.value.__notes__
+
+
+def test_a_candidate_may_set_what_a_worker_decides() -> None:
+    one = candidate("streaming(2) order=lifo estimate_error=0.5", N)
+    assert (one.policy.order, one.workload) == ("lifo", {"estimate_error": 0.5})
+    with pytest.raises(InvalidField, match="estimate_error"):
+        candidate("streaming(2) estimate_error=large", N)
+
+
+def test_a_target_of_staleness_is_held_while_policies_are_compared() -> None:
+    plain, held = compared(named("streamed", "streaming(2)"), candidate("streaming(2) target_staleness_milli=800", N))
+    assert plain.result.staleness > 1.2
+    assert held.result.staleness == pytest.approx(0.8, abs=0.15)
 
 
 # --- as it is typed ---------------------------------------------------------------------------------------------------
