@@ -91,6 +91,15 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 		'verifiers[ta]' pytest pytest-asyncio pytest-timeout; \
 	pwd -P > $@
 
+.venv-agents/.installed: pyproject.toml constraints.txt constraints/agents.txt
+	@$(call need_own,.venv-agents)
+	@$(need_python)
+	@echo "test-agents: clients and agents into .venv-agents (about 1 minute)"; \
+	test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents; \
+	.venv-agents/bin/python $(PIP) -c constraints.txt -c constraints/agents.txt -e '.[agents,embedded,service]' \
+		anthropic mini-swe-agent openai openai-agents pytest pytest-asyncio pytest-timeout; \
+	pwd -P > $@
+
 # The last release that has the generator class; it and the one of the worker exclude each other.
 .venv-verifiers-generator/.installed: pyproject.toml constraints.txt constraints/verifiers-generator.txt
 	@$(call need_own,.venv-verifiers-generator)
@@ -169,7 +178,7 @@ MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
 .PHONY: fuzz test test-fast test-engine test-engine-full test-faults test-cluster test-large test-live test-model test-redis \
-	test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
+	test-agents test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-cluster, test-large, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
@@ -213,6 +222,9 @@ test-redis: install ## the store's other tests on the redis-server that is on PA
 	@command -v redis-server >/dev/null || { echo "test-redis: there is no redis-server on PATH" >&2; exit 1; }
 	@RB_TEST_STORE_BINARY=$$(command -v redis-server) $(BIN)/python -m pytest tests/store \
 		tests/model/test_large_operations.py $(PYTEST_SPREAD) $(PYTEST_ARGS)
+
+test-agents: .venv-agents/.installed install-sglang ## agents written for the clients of OpenAI and Anthropic, in an environment of their own
+	@.venv-agents/bin/python -m pytest tests/agents/test_clients.py tests/agents/test_processes.py $(PYTEST_ARGS)
 
 test-verifiers: .venv-verifiers/.installed install-sglang ## real verifiers environments through the worker, in an environment of their own
 	@.venv-verifiers/bin/python -m pytest tests/workers/test_verifiers.py $(PYTEST_ARGS)
@@ -414,4 +426,4 @@ clean: ## remove caches and what runs left behind
 
 distclean: clean ## also remove the environments
 	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-proto .venv-matrix .venv-reverb .venv-trl .venv-upstreams \
-		.venv-verifiers .venv-verifiers-generator
+		.venv-agents .venv-verifiers .venv-verifiers-generator

@@ -1,7 +1,7 @@
 """One conversation of an agent with the model, which is one sample: requests come in, turns go out.
 
 Invariants: a request begins with all that was said, the model's answers among them, or it is refused with the place
-where it parts (with `branches` last, what is behind that place is discarded); the engine is given the tokens that are
+where it parts; with `branches` last, what is behind that place is discarded; the engine is given the tokens that are
 there, and what the chat template writes behind them; one request is answered at a time, to its end, whether its client
 waits or not; what was refused fails the sample, whatever the agent makes of it.
 

@@ -56,7 +56,7 @@ class AgentEpisode:
     async def run(
         self, *command: str, text: str = "", cwd: Path | str | None = None, env: Mapping[str, str] | None = None
     ) -> str:
-        """Run a program that is the agent, with `env` and these variables; returns what it wrote to its output.
+        """Run a program that is the agent, with `self.env` and these variables; returns what it wrote to its output.
 
         `text` is its input. It ends with the episode, and all that it has started with it. Raises RuntimeError where
         its exit code is not 0, with the end of its errors; OSError where it cannot be started.
@@ -67,7 +67,7 @@ class AgentEpisode:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=cwd,
-            env={**os.environ, **self.env, **(env or {})},
+            env={**_without_secrets(), **self.env, **(env or {})},
             start_new_session=True,
         )
         try:
@@ -80,3 +80,8 @@ class AgentEpisode:
             tail = errors.decode(errors="replace").strip()[-_TAIL:]
             raise RuntimeError(f"{command[0]} ended with exit code {process.returncode}: {tail}")
         return said.decode(errors="replace")
+
+
+def _without_secrets() -> dict[str, str]:
+    """The worker's environment but for its own variables, tokens among them."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RB_")}

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -161,6 +161,8 @@ class AgentServer:
             asked = dialect.read(_parsed(await _body(request)))
         except RequestRefused as refused:
             return _refused(dialect, conversation.fail(refused))
+        except ClientDisconnect:
+            return Response(status_code=400)  # To nobody.
         again = int(request.headers.get("x-stainless-retry-count") or 0) > 0
         making = asyncio.ensure_future(conversation.answer(asked, repeated=again))
         await asyncio.wait([making], timeout=KEEP_ALIVE_S if asked.stream else None)

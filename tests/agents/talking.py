@@ -1,7 +1,7 @@
 """Agents that talk to a scripted model over HTTP, a group on one simulated engine."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -12,7 +12,8 @@ from rollout_workers.functions import Rollout
 from rollout_workers.options import AgentOptions
 from tests.workers.scene import Scene
 
-Agent = Callable[[AgentEpisode], Awaitable[float | None]]
+Agent = Callable[[AgentEpisode], Any]
+"""Coroutine function, or plain function."""
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.docs.pages import Block, blocks, pages
 
 OURS = {"buffer_service", "buffer_wire", "examples", "rollout_buffer", "rollout_workers", "trainer_client"}
-OPTIONAL = {"accelerate", "datasets", "pandas", "trl", "verifiers", "wandb"}
+OPTIONAL = {"accelerate", "anthropic", "datasets", "openai", "pandas", "trl", "verifiers", "wandb"}
 """Packages that examples use and .venv need not have."""
 
 BLOCKS = [block for page in pages() for block in blocks(page) if block.language in {"python", "py"}]
