@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from buffer_service.admin.metrics.control import ControlCollector
 from buffer_service.admin.metrics.doors import DoorCollector
 from buffer_service.admin.metrics.evaluations import EvaluationCollector
 from buffer_service.admin.metrics.runs import RunCollector
@@ -20,7 +21,9 @@ from buffer_service.admin.metrics.staleness import StalenessCollector
 from buffer_service.admin.metrics.store import StoreCollector
 from buffer_service.admin.reading import UNREAD
 from buffer_service.domain.ops import PushKind
-from buffer_service.domain.policy import MAX_ENVIRONMENTS
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, TargetMeasure
+from buffer_service.domain.steering.decisions import Outcome
+from buffer_service.observability.control import KNOBS
 from buffer_service.observability.metrics import (
     DIRECTIONS,
     EVALUATION_OUTCOMES,
@@ -71,6 +74,9 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("runs_unread", "reason"): UNREAD,
     ("group_staleness_versions", "part"): ("total", "pre_queue", "in_queue"),
     ("*", "part"): ("pre_queue", "in_queue"),
+    ("control_outcome", "outcome"): tuple(Outcome),
+    ("control_in_effect", "field"): KNOBS,
+    ("staleness_target_versions", "measure"): tuple(TargetMeasure),
     ("relaying_clients", "of"): tuple(RELAYED.values()),
     ("held_bytes", "direction"): DIRECTIONS,
     ("lost_payloads", "found"): FOUND,
@@ -165,7 +171,9 @@ def sections() -> Sequence[Section]:
     return (
         Section("Runs", once, [RunCollector([])]),
         Section(
-            "Staleness and throughput", f"{once}; estimates by [staleness](staleness.md)", [StalenessCollector([])]
+            "Staleness and throughput",
+            f"{once}; estimates by [staleness](staleness.md)",
+            [StalenessCollector([]), ControlCollector([])],
         ),
         Section("Evaluations", once, [EvaluationCollector({})]),
         Section("The store", "its `INFO`, once per scrape", [StoreCollector(None, {})]),

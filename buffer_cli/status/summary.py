@@ -10,6 +10,7 @@ from buffer_cli.output import print_facts
 from buffer_cli.status.staleness import print_estimate
 from buffer_service.domain.ops import Amount, EngineReport, RunView
 from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.observability.control import lowered, target
 from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.observability.estimate import Estimate
 from buffer_service.observability.filters import filtered, filters, recent_acceptance, starved
@@ -60,6 +61,9 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
     yield "queue", _queue(view)
     yield "batch", _batch(policy)
     yield "staleness", _staleness(view)
+    if policy.target_staleness_milli:
+        yield "target", escape(target(view))
+        yield "in effect", lowered(view) or "everything as stated"
     yield (
         "leases",
         f"{granted} granted, {returned} returned, {expired} expired, {statistics['leases_cancelled']} cancelled",

@@ -7,6 +7,7 @@ from typing import Any
 from buffer_service.domain.evaluations import EvaluationView
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.observability.control import lowered, target
 from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.observability.forecasts import FORECASTS
@@ -46,6 +47,8 @@ def whole(view: RunView, evaluations: Sequence[EvaluationView]) -> dict[str, Any
         "filter_starves": starved(view),
         "waits_on": waits_on(Situation.of(view)),
         "relayed": relaying(view),
+        "target": target(view),
+        "lowered": lowered(view),
         "estimate": asdict(FORECASTS.estimate(view)),
         "evaluations": [asdict(evaluation) for evaluation in evaluations],
     }

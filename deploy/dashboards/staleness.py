@@ -61,6 +61,37 @@ _MEANS = Row(
     ],
 )
 
+_CONTROL = Row(
+    "Target",
+    [
+        TimeSeries(
+            title="Target and mean",
+            description=(
+                "A controller holds the mean at target_staleness_milli. Below it and open: nothing that was lowered is "
+                "why. Out of reach: `rollout-buffer status` says what would reach it."
+            ),
+            unit="none",
+            lines=[
+                Series(of_run("staleness_target_versions", "measure"), "target, {{measure}}", dashed=True),
+                Series(MEASURED, "head, measured"),
+                Series(of_run("staleness_tokens_measured_versions"), "tokens, measured"),
+            ],
+        ),
+        TimeSeries(
+            title="Values in effect",
+            description="What the controller has lowered; the policy's own values are the upper bounds.",
+            unit="none",
+            lines=[Series(of_run("control_in_effect", "field"), "{{field}}")],
+        ),
+        TimeSeries(
+            title="Outcome of the decisions",
+            description="One decision a publish. Many moves in a row: speeds or lengths keep changing.",
+            unit="none",
+            lines=[Series(of_run("control_outcome", "outcome"), "{{outcome}}")],
+        ),
+    ],
+)
+
 _DISTRIBUTIONS = Row(
     "Distributions",
     [
@@ -226,5 +257,5 @@ STALENESS = Dashboard(
     name="staleness",
     title="Rollout buffer / Staleness",
     description="How old is what is trained, where it comes from, and what it does to what is trained.",
-    rows=[_MEANS, _DISTRIBUTIONS, _CAUSES, _BIAS],
+    rows=[_MEANS, _CONTROL, _DISTRIBUTIONS, _CAUSES, _BIAS],
 )

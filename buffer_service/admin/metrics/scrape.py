@@ -13,6 +13,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
+from buffer_service.admin.metrics.control import ControlCollector
 from buffer_service.admin.metrics.evaluations import EvaluationCollector
 from buffer_service.admin.metrics.runs import RunCollector
 from buffer_service.admin.metrics.staleness import StalenessCollector
@@ -42,6 +43,7 @@ class StoreSnapshot:
         return (
             RunCollector(views),
             StalenessCollector(views),
+            ControlCollector(views),
             EvaluationCollector({view.run_id: evaluations for view, evaluations in self.runs}),
             StoreCollector(self.facts, self.unread),
         )

@@ -17,6 +17,8 @@ export function showStaleness(run) {
   );
   const gate = policy.max_staleness < 0 ? "no gate" : `max_staleness ${policy.max_staleness}`;
   setText(byId("staleness-gate"), `${gate}; too stale: ${policy.stale_action}`);
+  const lowered = run.lowered === "" ? "" : ` In effect: ${run.lowered}.`;
+  tell("staleness-target", run.target === "" ? "" : `Target ${run.target}.${lowered}`);
   const prediction = predicted.rough ? "predicted, rough" : "predicted";
   bars(byId("staleness-bars"), [
     [prediction, predicted],

@@ -1,0 +1,1 @@
+"""Tests of the controller that holds a target of staleness."""
