@@ -353,7 +353,7 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-calls bench-cluster bench-controller bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-peers bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-staleness bench-wait
+.PHONY: bench bench-calls bench-cluster bench-columns bench-controller bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-patches bench-peers bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-staleness bench-surplus bench-wait
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -373,12 +373,18 @@ bench-fleet: install ## thousands of workers at one rpc process, and 200 whose c
 bench-live: install ## staleness, period and idle shares of live loops beside the simulator (15 minutes, quiet machine)
 	@$(BIN)/python -m bench.lab.live $(BENCH_ARGS)
 
+bench-columns: install ## routed experts of up to 30 MB a sample from SGLang's wire to the trainer's tensors (about 5 minutes)
+	@$(BIN)/python -m bench.columns $(BENCH_ARGS)
+
 bench-memory: install ## what an rpc process holds for blocked pushes and slow readers, over its budget (about 2 minutes)
 	@$(BIN)/python -m bench.memory $(BENCH_ARGS)
 
 bench-peers: install ## the buffer both ways beside Redis Streams by hand and Reverb (about 9 minutes, quiet machine)
 	@$(MAKE) .venv-reverb/.installed || echo "bench-peers: Reverb cannot be installed here" >&2
 	@$(BIN)/python -m bench.peers $$(test ! -e .venv-reverb/.installed || echo --reverb .venv-reverb/bin/python) $(BENCH_ARGS)
+
+bench-patches: install ## weights as patches beside whole files: bytes and seconds, a model of 0.5 billion weights (about 5 minutes)
+	@$(BIN)/python -m bench.patches $(BENCH_ARGS)
 
 bench-pull: install ## pull of a ready batch beside a raw gRPC transfer of the same bytes (about 1 minute)
 	@$(BIN)/python -m bench.pull $(BENCH_ARGS)
@@ -391,6 +397,9 @@ bench-controller: install ## a target of staleness held through jumps, beside a 
 
 bench-wait: install ## drop, recycle and wait under the same gate: length bias, waste, staleness, period (simulated)
 	@$(BIN)/python -m bench.lab.wait $(BENCH_ARGS)
+
+bench-surplus: install ## groups that begin more samples than they have: length bias, waste, staleness, period (simulated)
+	@$(BIN)/python -m bench.lab.surplus $(BENCH_ARGS)
 
 bench-import: install ## how long the import of the client takes, beside its dependencies
 	@$(BIN)/python -m bench.imports $(BENCH_ARGS)

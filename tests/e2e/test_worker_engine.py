@@ -77,7 +77,7 @@ def test_real_engine_reloads_in_flight_and_is_started_again_when_it_is_killed(tm
     with (
         running_service(tmp_path / "service") as service,
         BufferClient(service.address, ClientOptions(timeout_s=60)) as client,
-        FilesPublisher(tmp_path / "published", serve="http") as publisher,
+        FilesPublisher(tmp_path / "published", serve="http", patches=2) as publisher,
         worker_process(service.address, "r", tmp_path, *engine) as worker,
         client.session("r", policy=policy, tasks=endless(), publisher=publisher, options=options) as session,
     ):
@@ -88,6 +88,7 @@ def test_real_engine_reloads_in_flight_and_is_started_again_when_it_is_killed(tm
         before = client.run("r")
         assert before.statistics["assembled_groups_spanning_versions"] > 0
         assert before.engines[0].reloads >= 5
+        assert "made of earlier versions" in before.engines[0].weights_from
         assert before.engines[0].errors == 0
 
         os.kill(server_pid(worker), signal.SIGKILL)
