@@ -22,7 +22,8 @@ def check_manifest(label: str, manifest: weights_pb2.FilesManifest) -> None:
         raise WeightsInvalid(label, "manifest", f"{len(manifest.files)} files; it must be 1 to {MAX_FILES}")
     seen: set[str] = set()
     for file in manifest.files:
-        for named in (file, *file.patches):
+        of_file: tuple[weights_pb2.WeightFile | weights_pb2.WeightPatch, ...] = (file, *file.patches)
+        for named in of_file:
             if not is_file_name(named.name):
                 raise WeightsInvalid(label, repr(named.name), "the name must be a relative path without '..'")
             if named.name in seen:
