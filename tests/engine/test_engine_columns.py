@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from buffer_wire.errors import InvalidField
-from rollout_workers.engine.sglang import columns as wire_columns
-from rollout_workers.engine.sglang.columns import ExpertShape, decoded, encoded, expert_shape
 from rollout_workers.engine.sglang.engine import SglangEngine
-from rollout_workers.engine.sglang.stream import BatchStream
+from rollout_workers.engine.sglang.generation import columns as wire_columns
+from rollout_workers.engine.sglang.generation.columns import ExpertShape, decoded, encoded, expert_shape
+from rollout_workers.engine.sglang.generation.stream import BatchStream
 from rollout_workers.engine.types import SampleRequest
 from tests.engine.fake_sglang import FakeSglang, answer, event, ok
 from tests.support.engine_columns import rows_of, values_of

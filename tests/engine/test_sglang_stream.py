@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_workers.engine.sglang.columns import Malformed
-from rollout_workers.engine.sglang.stream import BatchStream, StreamRefused
+from rollout_workers.engine.sglang.generation.columns import Malformed
+from rollout_workers.engine.sglang.generation.stream import BatchStream, StreamRefused
 from rollout_workers.engine.types import GeneratedSample, SampleRequest, VersionSpan
 from tests.engine.fake_sglang import event
 from tests.support.engine_columns import mask_of

@@ -31,9 +31,9 @@ from rollout_workers.engine.errors import (
 )
 from rollout_workers.engine.requests import check_requests, never_ran
 from rollout_workers.engine.sglang import settings
-from rollout_workers.engine.sglang.generate import SglangGenerate
+from rollout_workers.engine.sglang.generation.calls import SglangGenerate
+from rollout_workers.engine.sglang.generation.wire import ODD
 from rollout_workers.engine.sglang.weights import SglangWeights
-from rollout_workers.engine.sglang.wire import ODD
 from rollout_workers.engine.types import (
     EngineInfo,
     EngineLoad,

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected
-from rollout_workers.engine.sglang import versions, wire
-from rollout_workers.engine.sglang.columns import expert_shape
-from rollout_workers.engine.sglang.wire import ServerSettings
+from rollout_workers.engine.sglang import versions
+from rollout_workers.engine.sglang.generation import wire
+from rollout_workers.engine.sglang.generation.columns import expert_shape
+from rollout_workers.engine.sglang.generation.wire import ServerSettings
 from rollout_workers.engine.types import EngineInfo
 
 _IMPOSSIBLE_TOKEN_ID = 2**31 - 1

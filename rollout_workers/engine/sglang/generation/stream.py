@@ -27,8 +27,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollout_workers.engine.requests import never_ran, unusable
-from rollout_workers.engine.sglang import wire
-from rollout_workers.engine.sglang.columns import EXPERTS, ExpertShape, Malformed, cut_experts, first_position, lists_of
+from rollout_workers.engine.sglang.generation import wire
+from rollout_workers.engine.sglang.generation.columns import (
+    EXPERTS,
+    ExpertShape,
+    Malformed,
+    cut_experts,
+    first_position,
+    lists_of,
+)
 from rollout_workers.engine.token_rows import Array
 from rollout_workers.engine.types import DecodingListener, GeneratedSample, SampleRequest, VersionSpan, nobody_counts
 

@@ -13,10 +13,10 @@ from typing import Any
 from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.flights import Flights
-from rollout_workers.engine.sglang import wire
-from rollout_workers.engine.sglang.columns import Malformed
-from rollout_workers.engine.sglang.stream import BatchStream, StreamRefused
-from rollout_workers.engine.sglang.wire import ServerSettings
+from rollout_workers.engine.sglang.generation import wire
+from rollout_workers.engine.sglang.generation.columns import Malformed
+from rollout_workers.engine.sglang.generation.stream import BatchStream, StreamRefused
+from rollout_workers.engine.sglang.generation.wire import ServerSettings
 from rollout_workers.engine.types import DecodingListener, GeneratedSample, SampleRequest
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from buffer_wire.engine_columns import ENTROPY, ROUTED_EXPERTS, top_of
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.requests import unusable
-from rollout_workers.engine.sglang.columns import (
+from rollout_workers.engine.sglang.generation.columns import (
     ExpertShape,
     Malformed,
     columns_of,
