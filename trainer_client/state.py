@@ -128,6 +128,27 @@ class TaskFailure:
     time_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StalenessControl:
+    """Last decision of the controller that holds `target_staleness_milli`, and the values that it has in effect."""
+
+    outcome: str
+    """Outcome: moved, settling, holding, open (fresher, with nothing lowered for it) or out_of_reach."""
+    reason: str
+    version: int
+    """Published version after which it was made."""
+    moved_at: int
+    moves: int
+    measured: float | None
+    """Mean staleness by the target's measure, in versions; None: not measured yet."""
+    max_lookahead: float | None
+    """Versions, with a fraction; None: no bound."""
+    micro_batch_groups: int
+    max_queued_groups: int
+    max_inflight_groups: int
+    """Groups in flight; 0: no bound."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunState:
     """State of a whole run.
@@ -160,6 +181,8 @@ class RunState:
     """Tasks that failed for good, the newest first."""
     estimate: "Estimate | None" = None
     """Estimate of the run's staleness: predicted, measured, explained. None from a service that does not estimate."""
+    control: StalenessControl | None = None
+    """Controller of a target of staleness; None where there is no target, or nothing was published since."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.lab.controller_live import live
 from bench.tables import put, table, write_rows
 from buffer_cli.staleness.output import progress
 from buffer_service.control.decision import decide
@@ -195,15 +196,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.lab.controller", description=__doc__)
     parser.add_argument("--settings", type=int, default=SETTINGS, help=f"random settings (default {SETTINGS})")
     parser.add_argument("--first", type=int, default=0, help="seed of the first (default 0)")
+    parser.add_argument("--live", action="store_true", help="live loops instead (about 8 minutes, quiet machine)")
     parser.add_argument("--processes", type=int, help="simulations at once (default: one a core)")
     options = parser.parse_args()
+    if options.live:
+        return _live()
     asked = [drawn(seed) for seed in range(options.first, options.first + options.settings)]
     with progress(len(asked), "settings") as done:
         rows = in_processes(row, asked, processes=options.processes, done=done)
-    others = json.loads(_RESULTS.read_text())["rows"] if _RESULTS.exists() else []
+    written = _written()
+    others = written.get("rows", [])
     seeds = {one["seed"] for one in rows}
     rows = sorted([*rows, *(one for one in others if one["seed"] not in seeds)], key=lambda one: one["seed"])
-    write_rows(_RESULTS, {"rows": rows})
+    write_rows(_RESULTS, written | {"rows": rows})
     lines = list(_summary(rows))
     put(
         "controller_simulated",
@@ -230,6 +235,40 @@ def main() -> int:
         print(*line, sep="  ")
     print(f"written to {_RESULTS}")
     return int(any(_missed(one) for one in rows))
+
+
+def _written() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+    return found
+
+
+def _live() -> int:
+    rows, shown = [], []
+    for got in live():
+        rows.append(got)
+        setting, figures = got["setting"], got["got"]
+        by_token = setting["fields"].get("target_measure") == "token"
+        mean = figures["token_staleness" if by_token else "staleness"]
+        target = setting["fields"]["target_staleness_milli"] / 1_000
+        held = abs(mean - target) <= max(NEAR, NEAR_SHARE * target)
+        shown.append(
+            (
+                setting["name"],
+                f"{target:g}",
+                f"{mean:.2f}",
+                "yes" if held else "no",
+                got["outcome"].replace("_", " "),
+                got["moves"],
+                "-" if got["max_lookahead"] is None else f"{got['max_lookahead']:.2f}",
+                f"{figures['period_s']:.2f} s",
+                f"{figures['trainer_idle_share']:.0%}",
+            )
+        )
+        print(*shown[-1], sep="  ", flush=True)
+        write_rows(_RESULTS, _written() | {"live": rows})
+    head = ("live", "target", "mean", "held", "outcome", "moves", "lookahead", "period", "trainer waits")
+    put("controller_live", table(head, shown))
+    return int(any(row[3] == "no" and row[4] != "open" for row in shown))
 
 
 def _fresher(one: dict[str, Any]) -> bool:

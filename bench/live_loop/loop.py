@@ -84,7 +84,10 @@ def run(
         worker(served.address, "live", setting, seed=seed, directory=directory) as account,
     ):
         trainer = _Trainer(session, setting)
-        trainer.train(warmup)
+        if setting.jump_step:
+            trainer.train(setting.jump_step)
+            trainer.take_longer(setting.jump_length)
+        trainer.train(warmup - setting.jump_step)
         trainer.begin()
         before, began = session.state(), time.perf_counter()
         trainer.train(steps)
@@ -133,6 +136,10 @@ class _Trainer:
         self.sleeps = Sleeps()
         self.staleness: list[int] = []
         self.published_at: dict[int, float] = {}
+
+    def take_longer(self, times: float) -> None:
+        """Train so many times as long, as responses are longer."""
+        self._s_per_group *= times
 
     def train(self, steps: int) -> None:
         """So many steps, to the publish of the last."""

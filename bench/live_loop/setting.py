@@ -32,6 +32,10 @@ class Setting:
     """v, of a slot, by the wall clock."""
     load_s: float = 0.02
     """Time for which the engine pauses to load weights."""
+    jump_step: int = 0
+    """Steps after which the engine is so much faster, and later responses longer; 0: never."""
+    jump_speed: float = 1.0
+    jump_length: float = 1.0
     whole_groups: bool = False
     """True if the worker has only as many groups in flight as have a slot for each response. Otherwise it has enough of
     them that every slot that becomes free takes the next response, as in the simulator.

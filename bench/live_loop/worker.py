@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from bench.live_loop.setting import LENGTH_MEDIAN, Setting
@@ -58,7 +58,14 @@ def main() -> None:
 
         async def load_files(self, path: Path, version_label: str) -> None:
             await super().load_files(path, version_label)
-            account.loaded_at[int(version_label.partition(".")[2])] = time.monotonic()
+            version = int(version_label.partition(".")[2])
+            account.loaded_at[version] = time.monotonic()
+            if 0 < setting.jump_step <= version:
+                self.options = replace(
+                    self.options,
+                    tokens_per_s=setting.tokens_per_s * setting.jump_speed,
+                    answers=replace(self.options.answers, length_median=LENGTH_MEDIAN * setting.jump_length),
+                )
 
     class Host:
         """Host of the one engine."""

@@ -31,6 +31,7 @@ def run_state(run: runs_pb2.Run, revision: int) -> state.RunState:
         ),
         statistics={field.name: getattr(run.statistics, field.name) for field in run.statistics.DESCRIPTOR.fields},
         estimate=_estimate(run) if run.HasField("estimate") else None,
+        control=value_of(state.StalenessControl, run.control) if run.HasField("control") else None,
     )
 
 
