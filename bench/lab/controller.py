@@ -11,7 +11,7 @@ import random
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -196,11 +196,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.lab.controller", description=__doc__)
     parser.add_argument("--settings", type=int, default=SETTINGS, help=f"random settings (default {SETTINGS})")
     parser.add_argument("--first", type=int, default=0, help="seed of the first (default 0)")
-    parser.add_argument("--live", action="store_true", help="live loops instead (about 8 minutes, quiet machine)")
+    parser.add_argument(
+        "--live",
+        nargs="*",
+        type=int,
+        help="live loops of these numbers instead, or all (about 8 minutes, quiet machine)",
+    )
     parser.add_argument("--processes", type=int, help="simulations at once (default: one a core)")
     options = parser.parse_args()
-    if options.live:
-        return _live()
+    if options.live is not None:
+        return _live(options.live)
     asked = [drawn(seed) for seed in range(options.first, options.first + options.settings)]
     with progress(len(asked), "settings") as done:
         rows = in_processes(row, asked, processes=options.processes, done=done)
@@ -242,33 +247,34 @@ def _written() -> dict[str, Any]:
     return found
 
 
-def _live() -> int:
-    rows, shown = [], []
-    for got in live():
-        rows.append(got)
-        setting, figures = got["setting"], got["got"]
-        by_token = setting["fields"].get("target_measure") == "token"
-        mean = figures["token_staleness" if by_token else "staleness"]
-        target = setting["fields"]["target_staleness_milli"] / 1_000
-        held = abs(mean - target) <= max(NEAR, NEAR_SHARE * target)
-        shown.append(
-            (
-                setting["name"],
-                f"{target:g}",
-                f"{mean:.2f}",
-                "yes" if held else "no",
-                got["outcome"].replace("_", " "),
-                got["moves"],
-                "-" if got["max_lookahead"] is None else f"{got['max_lookahead']:.2f}",
-                f"{figures['period_s']:.2f} s",
-                f"{figures['trainer_idle_share']:.0%}",
-            )
-        )
-        print(*shown[-1], sep="  ", flush=True)
-        write_rows(_RESULTS, _written() | {"live": rows})
+def _live(numbers: Sequence[int]) -> int:
+    for got in live(numbers):
+        name = got["setting"]["name"]
+        print(name, got["reason"], sep="  ", flush=True)
+        others = [one for one in _written().get("live", []) if one["setting"]["name"] != name]
+        write_rows(_RESULTS, _written() | {"live": [*others, got]})
+    shown = [_live_row(got) for got in _written()["live"]]
     head = ("live", "target", "mean", "held", "outcome", "moves", "lookahead", "period", "trainer waits")
     put("controller_live", table(head, shown))
     return int(any(row[3] == "no" and row[4] != "open" for row in shown))
+
+
+def _live_row(got: dict[str, Any]) -> tuple[object, ...]:
+    setting, figures = got["setting"], got["got"]
+    by_token = setting["fields"].get("target_measure") == "token"
+    mean = figures["token_staleness" if by_token else "staleness"]
+    target = setting["fields"]["target_staleness_milli"] / 1_000
+    return (
+        setting["name"],
+        f"{target:g}",
+        f"{mean:.2f}",
+        "yes" if abs(mean - target) <= max(NEAR, NEAR_SHARE * target) else "no",
+        got["outcome"].replace("_", " "),
+        got["moves"],
+        "-" if got["max_lookahead"] is None else f"{got['max_lookahead']:.2f}",
+        f"{figures['period_s']:.2f} s",
+        f"{figures['trainer_idle_share']:.0%}",
+    )
 
 
 def _fresher(one: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Live loops under a target of staleness, whose engine becomes faster or slower, or its responses longer."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,10 @@ LIVE = (
 )
 
 
-def live() -> Iterator[dict[str, Any]]:
-    """A row for each live loop, as they end."""
-    for setting in LIVE:
+def live(numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Rows of the live loops of these numbers, all where none is given, as they end."""
+    for number in numbers or range(len(LIVE)):
+        setting = LIVE[number]
         said: dict[str, Any] = {}
 
         def look(client: BufferClient, said: dict[str, Any] = said) -> None:
