@@ -353,7 +353,7 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-calls bench-cluster bench-columns bench-controller bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-patches bench-peers bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-staleness bench-surplus bench-wait
+.PHONY: bench bench-calls bench-cluster bench-columns bench-controller bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-patches bench-peers bench-predict bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-staleness bench-surplus bench-wait
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -375,6 +375,9 @@ bench-live: install ## staleness, period and idle shares of live loops beside th
 
 bench-columns: install ## routed experts of up to 30 MB a sample from SGLang's wire to the trainer's tensors (about 5 minutes)
 	@$(BIN)/python -m bench.columns $(BENCH_ARGS)
+
+bench-predict: install ## what the status of 40 random live settings predicts beside what it measures (40 minutes, quiet machine; goes on where it was)
+	@$(BIN)/python -m bench.lab.predict $(BENCH_ARGS)
 
 bench-memory: install ## what an rpc process holds for blocked pushes and slow readers, over its budget (about 2 minutes)
 	@$(BIN)/python -m bench.memory $(BENCH_ARGS)

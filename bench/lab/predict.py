@@ -1,7 +1,8 @@
 """`python -m bench.lab.predict`: what the status of live runs predicts beside what it measures. Into the docs too.
 
 Random settings (bench/live_loop): all presets and a few fields more, ρ 0.5 to 2. Loads take 0 to three quarters of a
-period, and queues hold half a batch to three. Each is a row of results/staleness_predict.json; what has one is not run again.
+period, and queues hold half a batch to three. Each is a row of results/staleness_predict.json. What has one is not run
+again.
 """
 
 import argparse
@@ -19,6 +20,9 @@ from typing import Any
 from bench.live_loop.loop import run
 from bench.live_loop.setting import Setting
 from bench.tables import put, table, write_rows
+from buffer_service.domain.policy import UNSET
+from buffer_service.observability.estimate.closed_forms import is_rough
+from rollout_lab.queue_policies import queue_policy
 from trainer_client import BufferClient
 
 _RESULTS = Path(__file__).parents[1] / "results" / "staleness_predict.json"
@@ -33,6 +37,7 @@ PERIOD_S = 0.9
 """Ideal period of every setting, by which its engine's speed is chosen."""
 WARMUP, STEPS = 6, 32
 """Steps; the status looks back over as many as the latter."""
+MOST_WARMUP = 240
 _SIMULATED_S = 20.0
 
 KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -89,6 +94,15 @@ def settings() -> Iterator[Setting]:
         yield Setting(**{**asdict(fast), "load_s": setting.load_s, "name": f"{number + 1}. {said}"})
 
 
+def warmup(setting: Setting) -> int:
+    """Steps before those that count: where pushes wait, also those in which the line fills with all that may wait."""
+    waits = setting.fields.get("overflow_action") in {"block", "reject"}
+    surplus = setting.train_s / (setting.rollout_s + setting.load_s) - 1
+    if not waits or surplus <= 0:
+        return WARMUP
+    return WARMUP + min(MOST_WARMUP, round(2 * setting.groups_per_engine / setting.groups_per_batch / surplus))
+
+
 def observed(setting: Setting, directory: Path) -> dict[str, Any]:
     """A row: the setting, and the estimate of its status at the end of a live run."""
     found = []
@@ -104,7 +118,7 @@ def observed(setting: Setting, directory: Path) -> dict[str, Any]:
                 return
             time.sleep(0.1)
 
-    live = run(setting, directory, steps=STEPS, warmup=WARMUP, at_end=look)
+    live = run(setting, directory, steps=STEPS, warmup=warmup(setting), at_end=look)
     (estimate,) = found
     predicted, measured = estimate.predicted, estimate.measured
     return {
@@ -147,6 +161,29 @@ def rows_table(rows: list[dict[str, Any]]) -> list[str]:
     return table(head, lines)
 
 
+def summary_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Numbers of settings that are near, of all and of those in which something holds a side back."""
+    kinds = {
+        "all": rows,
+        "near balance, 0.8 < ρ < 1.2": [row for row in rows if is_rough(row["quantities"]["rho"])],
+        "loads of a tenth of a period and more": [row for row in rows if row["setting"]["load_s"] >= PERIOD_S / 10],
+        "admission or a gate": [row for row in rows if _is_held(Setting(**row["setting"]))],
+    }
+    head = ("settings", "run", f"within {TOLERANCE}", "within 0.1", "mean difference", "largest")
+    lines = []
+    for kind, some in kinds.items():
+        off = [abs(row["difference"]) for row in some]
+        near = (sum(one <= limit for one in off) for limit in (TOLERANCE, 0.1))
+        if off:
+            lines.append((kind, len(off), *near, f"{sum(off) / len(off):.2f}", f"{max(off):.2f}"))
+    return table(head, lines)
+
+
+def _is_held(setting: Setting) -> bool:
+    policy = queue_policy(setting.preset, setting.groups_per_batch, **setting.fields)
+    return policy.max_lookahead != UNSET or policy.max_staleness != UNSET
+
+
 def main() -> int:
     """Run what has no row yet, print, write; 1 when too few of the settings are within the tolerance."""
     parser = argparse.ArgumentParser(prog="python -m bench.lab.predict", description=__doc__.splitlines()[0])
@@ -165,6 +202,7 @@ def main() -> int:
     done = [rows[one.name] for one in asked if one.name in rows]
     put("staleness_predict", rows_table(done))
     within = sum(abs(row["difference"]) <= TOLERANCE for row in done)
+    put("predict_summary", summary_table(done))
     print(f"{within} of {len(done)} settings are within {TOLERANCE} versions; written to {_RESULTS}")
     return bool(within < SHARE * len(done))
 

@@ -19,8 +19,7 @@ import structlog
 
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.estimate import Estimate, estimate
-from buffer_service.observability.estimate.closed_forms import Prediction
-from buffer_service.observability.estimate.simulated import Question
+from buffer_service.observability.estimate.simulated import Played, Question
 
 RESTS = 5
 """Times as long as a child took, that the next one has to wait."""
@@ -35,7 +34,7 @@ IDLE_S = 10.0
 
 _COMMAND = (sys.executable, "-m", "buffer_service.observability.estimate")
 
-Answers = Sequence[Prediction | None]
+Answers = Sequence[Played | None]
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -47,7 +46,7 @@ def in_a_child(asked: Sequence[Question]) -> Answers:
     done = subprocess.run(  # noqa: S603 - this program
         _COMMAND, input=pickle.dumps(list(asked)), capture_output=True, timeout=TIMEOUT_S, check=True
     )
-    answers: list[Prediction | None] = []
+    answers: list[Played | None] = []
     replies = io.BytesIO(done.stdout)
     while len(answers) < len(asked):
         answers.append(pickle.load(replies))  # noqa: S301 - a child's
@@ -68,8 +67,8 @@ class Forecasts:
         self._clock = clock
         self._rests = rests
         self._changed = threading.Condition()
-        self._answers: OrderedDict[Question, Prediction | None] = OrderedDict()
-        self._of_run: OrderedDict[str, tuple[Question, Prediction | None]] = OrderedDict()
+        self._answers: OrderedDict[Question, Played | None] = OrderedDict()
+        self._of_run: OrderedDict[str, tuple[Question, Played | None]] = OrderedDict()
         self._waiting: OrderedDict[str, Question] = OrderedDict()
         """The newest question of each run, the one that was asked last at the end."""
         self._thread: threading.Thread | None = None
@@ -78,7 +77,7 @@ class Forecasts:
         """Estimate of a run, with its simulation as far as there is one."""
         return estimate(view, self.play)
 
-    def play(self, run_id: str, asked: Question) -> tuple[Prediction | None, bool]:
+    def play(self, run_id: str, asked: Question) -> tuple[Played | None, bool]:
         """The run's simulation, and whether a newer one is on its way."""
         with self._changed:
             if asked in self._answers:

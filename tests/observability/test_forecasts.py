@@ -6,7 +6,7 @@ from subprocess import SubprocessError
 
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.observability.estimate.closed_forms import Prediction
-from buffer_service.observability.estimate.simulated import Question
+from buffer_service.observability.estimate.simulated import Played, Question
 from buffer_service.observability.forecasts import MOST_AT_ONCE, Forecasts, in_a_child
 from tests.support.views import make_loop
 
@@ -23,6 +23,10 @@ def question(step: float = 1.0, policy: RunPolicy | None = None) -> Question:
     )
 
 
+def played(staleness: float) -> Played:
+    return Played(Prediction(staleness, 0.0))
+
+
 class Player:
     """Simulates when it is told to, and keeps what it was asked."""
 
@@ -32,16 +36,16 @@ class Player:
         self.go_on = threading.Semaphore(0)
         self.error: Exception | None = None
 
-    def __call__(self, asked: Sequence[Question]) -> list[Prediction | None]:
+    def __call__(self, asked: Sequence[Question]) -> list[Played | None]:
         self.asked.append(list(asked))
         self.began.release()
         assert self.go_on.acquire(timeout=10)
         if self.error is not None:
             raise self.error
-        return [Prediction(one.step, 0.0) for one in asked]
+        return [played(one.step) for one in asked]
 
 
-def eventually(forecasts: Forecasts, run_id: str, asked: Question) -> Prediction | None:
+def eventually(forecasts: Forecasts, run_id: str, asked: Question) -> Played | None:
     """The answer, when it is there."""
     pause = threading.Event()
     for _ in range(2_000):
@@ -59,8 +63,8 @@ def test_nobody_waits_and_the_answer_is_kept() -> None:
     assert player.began.acquire(timeout=10)
     assert forecasts.play("r", question()) == (None, True), "still under way"
     player.go_on.release(2)
-    assert eventually(forecasts, "r", question()) == Prediction(1.0, 0.0)
-    assert forecasts.play("other", question()) == (Prediction(1.0, 0.0), False), "the same question, of another run"
+    assert eventually(forecasts, "r", question()) == played(1.0)
+    assert forecasts.play("other", question()) == (played(1.0), False), "the same question, of another run"
 
 
 def test_meanwhile_the_last_answer_under_the_same_policy_stands() -> None:
@@ -69,7 +73,7 @@ def test_meanwhile_the_last_answer_under_the_same_policy_stands() -> None:
     player.go_on.release()
     forecasts.play("r", question())
     eventually(forecasts, "r", question())
-    assert forecasts.play("r", question(1.5)) == (Prediction(1.0, 0.0), True)
+    assert forecasts.play("r", question(1.5)) == (played(1.0), True)
     assert forecasts.play("r", question(policy=RunPolicy(batch_groups=5))) == (None, True)
     assert forecasts.play("s", question(2.5)) == (None, True)
     player.go_on.release(9)
@@ -84,7 +88,7 @@ def test_a_run_asks_for_its_newest_state_alone_and_a_child_for_a_few_runs() -> N
         forecasts.play(f"r{number}", question(10 + number))
         forecasts.play(f"r{number}", question(100 + number))
     player.go_on.release(9)
-    assert eventually(forecasts, "r0", question(100.0)) == Prediction(100.0, 0.0)
+    assert eventually(forecasts, "r0", question(100.0)) == played(100.0)
     assert [len(asked) for asked in player.asked[1:3]] == [MOST_AT_ONCE] * 2
     assert min(one.step for asked in player.asked[1:] for one in asked) == 100
 

@@ -11,8 +11,7 @@ import pytest
 from buffer_service.domain.policy import EnvironmentRule, OverflowAction, RunPolicy
 from buffer_service.domain.presets import fields_of
 from buffer_service.observability.estimate import estimate
-from buffer_service.observability.estimate.closed_forms import Prediction
-from buffer_service.observability.estimate.simulated import MOST_GROUPS, Question, answer
+from buffer_service.observability.estimate.simulated import MOST_GROUPS, Played, Question, answer
 from buffer_service.simulator import Simulation, Workload
 from buffer_service.simulator.lengths import Lognormal
 from tests.support.simulated_views import simulated_view
@@ -22,14 +21,14 @@ N, GROUP_SIZE = 8, 4
 LENGTHS = Lognormal.with_mean(1_000.0, 0.6)
 
 
-def now(_run_id: str, asked: Question) -> tuple[Prediction | None, bool]:
+def now(_run_id: str, asked: Question) -> tuple[Played | None, bool]:
     return answer(asked), False
 
 
 class Asked:
     """Keeps the question."""
 
-    def __call__(self, _run_id: str, asked: Question) -> tuple[Prediction | None, bool]:
+    def __call__(self, _run_id: str, asked: Question) -> tuple[Played | None, bool]:
         self.question = asked
         return None, True
 

@@ -82,12 +82,15 @@ def test_hardly_any_staleness_has_no_source() -> None:
 
 
 def test_generation_that_decoding_does_not_explain_is_named() -> None:
-    view = make_loop()
-    assert view.window is not None
-    taken, groups = view.window.grown("generation_ms"), view.window.grown("generated_groups")
-    assert taken / groups == pytest.approx(15_000, rel=0.01)
-    assert "they take 30 s, 15 s of it to decode" in said(make_loop(grown={"generation_ms": 2 * taken}))
-    assert "to decode the longest" not in said(make_loop(grown={"generation_ms": round(1.4 * taken)}))
+    """Decoding the longest response takes 15 s, and a period 10."""
+    assert "they take about 30 s, 15 s of it to decode" in said(make_loop(pre_queue=3.0))
+    assert "to decode the longest" not in said(make_loop(pre_queue=2.2))
+
+
+def test_a_wait_in_the_queue_is_put_down_to_what_accounts_for_it() -> None:
+    """The closed form says 0.7 versions."""
+    assert "groups wait until the trainer takes a whole batch" in said(make_loop(pre_queue=0.5, in_queue=1.3))
+    assert "versions pass in the queue |" in said(make_loop(pre_queue=0.5, in_queue=1.5)) + " |"
 
 
 @pytest.mark.parametrize(
@@ -164,22 +167,6 @@ def test_the_filters_reasons_are_told() -> None:
     groups = {"filtered": Amount(groups=50), "trained": Amount(groups=50)}
     found = said(make_loop(groups=groups, statistics={"filtered_equal_rewards": 48, "filtered_mean_reward": 2}))
     assert "50% of all groups so far are filtered, 48 for equal_rewards, 2 for mean_reward" in found
-
-
-def test_a_prediction_that_is_off_is_said_with_likely_reasons() -> None:
-    # Predicted: 1.5 + 0.7 versions, within a fifth of it.
-    assert "off the predicted" not in said(make_loop(pre_queue=1.9, in_queue=0.7))
-    more = said(make_loop(pre_queue=1.5, in_queue=1.7))
-    assert "measured staleness 3.2 is off the predicted 2.2 by more than 0.4" in more
-    assert "the trainer pulls further ahead than its prefetch_batches 0 says" in more
-    slow = make_loop(pre_queue=3.0)
-    assert slow.window is not None
-    taken = 2 * slow.window.grown("generation_ms")
-    assert "groups take 30 s where decoding explains 15 s" in said(
-        make_loop(pre_queue=3.0, grown={"generation_ms": taken})
-    )
-    gated = RunPolicy(batch_groups=16, max_staleness=4)
-    assert "max_staleness 4 keeps staler groups out" in said(make_loop(gated, pre_queue=0.5, in_queue=0.5))
 
 
 def test_a_bias_is_part_of_the_verdict() -> None:

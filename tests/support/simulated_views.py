@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from buffer_service.domain import ops
+from buffer_service.domain.policy import OverflowAction
 from buffer_service.rules.totals import RELOAD_PHASES
 from buffer_service.simulator import Simulation, SimulationResult, simulate
 from tests.support.views import make_engines, make_view, make_window
@@ -55,5 +56,10 @@ def simulated_view(simulation: Simulation, **fields: Any) -> tuple[ops.RunView, 
     window = make_window(publishes=publishes, seconds=window_ms / 1000, grown=grown)
     of_phase = {"wait": work.publish_lag, "load": work.reload_pause}
     reloads = [number for phase in RELOAD_PHASES for number in (loads, round(loads * of_phase.get(phase, 0.0)))]
-    view = make_view(policy, window=window, engines=make_engines(1), world_size=1, reload_counters=reloads)
+    # A queue that lets pushes wait for a trainer that never does is always full.
+    full = policy.overflow_action is not OverflowAction.DROP_OLDEST and result.trainer_idle_share < 0.01
+    queued = {"queued": ops.Amount(groups=policy.max_queued_groups)} if full else {}
+    view = make_view(
+        policy, window=window, engines=make_engines(1), world_size=1, reload_counters=reloads, groups=queued
+    )
     return replace(view, **fields), result

@@ -13,7 +13,6 @@ from buffer_service.domain.policy import UNSET
 from buffer_service.domain.steering.knobs import lookahead_milli
 from buffer_service.observability.estimate.advice import advice
 from buffer_service.observability.estimate.bias import bias
-from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_service.observability.estimate.measured import measured
 from buffer_service.observability.estimate.prediction import Setting, predicted, setting_of
 from buffer_service.observability.estimate.quantities import (
@@ -23,17 +22,17 @@ from buffer_service.observability.estimate.quantities import (
     quantities,
     uneven,
 )
-from buffer_service.observability.estimate.simulated import Question, question
+from buffer_service.observability.estimate.simulated import Played, Question, question
 from buffer_service.observability.estimate.verdict import publishes_nothing, verdict
 from buffer_wire.estimate import Estimate, Predicted, Quantities, Unknown
 
 __all__ = ["Estimate", "Play", "estimate"]
 
-Play = Callable[[str, Question], tuple[Prediction | None, bool]]
+Play = Callable[[str, Question], tuple[Played | None, bool]]
 """The simulation of a run, by its id: what is known of it, and whether a newer answer is under way."""
 
 
-def _plays_nothing(_run_id: str, _asked: Question) -> tuple[Prediction | None, bool]:
+def _plays_nothing(_run_id: str, _asked: Question) -> tuple[Played | None, bool]:
     return None, False
 
 
@@ -44,8 +43,8 @@ def estimate(view: RunView, play: Play = _plays_nothing) -> Estimate:
     window, seen, compared = view.window, measured(view), bias(view)
     setting = _setting(view, known)
     asked = question(view, known, setting) if setting else None
-    simulation, pending = play(view.run_id, asked) if asked else (None, False)
-    forecast = predicted(view, known, setting, simulation, pending=pending)
+    played, pending = play(view.run_id, asked) if asked else (None, False)
+    forecast = predicted(view, known, setting, played.prediction if played else None, pending=pending)
     if forecast.staleness is None:
         unknown = (*unknown, Unknown("predicted", _why_not(view, known, unknown, forecast)))
     return Estimate(
@@ -56,7 +55,7 @@ def estimate(view: RunView, play: Play = _plays_nothing) -> Estimate:
         predicted=forecast,
         measured=seen,
         bias=compared,
-        verdict=verdict(view, known, setting, forecast, seen, compared),
+        verdict=verdict(view, known, setting, forecast, seen, compared, played.effects if played else ()),
         advice=advice(setting, known, view)
         if setting and forecast.staleness is not None and not publishes_nothing(view)
         else (),

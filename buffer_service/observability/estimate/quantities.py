@@ -25,7 +25,7 @@ UNEVEN_BATCHES = "steps take batches of other sizes than batch_groups"
 
 FEW_PUBLISHES = f"fewer than {MIN_PUBLISHES} publishes since the first one of the window"
 
-_IN_SERVICE = frozenset({"ready", "loading"})
+IN_SERVICE = frozenset({"ready", "loading"})
 
 _ENGINES = ("no_engine", "no_counters", "idle_engines")
 _TRAINER = ("no_trainer_times",)
@@ -60,7 +60,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 
 def quantities(view: RunView) -> tuple[Quantities, tuple[Unknown, ...]]:
     """Quantities of the run that are known, and the reasons why the rest is not."""
-    engines = sum(one.state in _IN_SERVICE and one.silent_ms < SILENT_MS for one in view.engines)
+    engines = sum(one.state in IN_SERVICE and one.silent_ms < SILENT_MS for one in view.engines)
     known = Quantities(engines=engines, pass_share=recent_acceptance(view) if filters(view.policy) else 1.0)
     if view.window is not None:
         known = _of_trainer(view.window, _of_engines(view.window, known))

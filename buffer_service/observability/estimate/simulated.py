@@ -6,7 +6,9 @@ be held, on average, as were measured. Where admission or a full queue holds eng
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache
 
 from buffer_service.domain.ops import RunView
@@ -24,13 +26,18 @@ from buffer_wire.estimate import Quantities
 GRID = 0.01
 STEPS, WARMUP = 200, 40
 FITTING_STEPS = 60
+EFFECT_STEPS = 100
 LEAST_STEPS = 40
 SAMPLES = 60_000
 """Responses of a simulation, which bound its steps: about 0.1 s of a core."""
 MOST_GROUPS = 64
 """Larger batches are played smaller, with everything else in proportion."""
-FITS, FITTED = 6, 0.98
+FEW_GROUPS, MANY = 32, 4
+"""Groups of a batch up to which a run with so many times as many is played beside it."""
+FITS, FITTED = 8, 0.98
 """Tries to find how many slots there are, and how near to what was measured is near enough."""
+FULL = 0.9
+"""Share of its room at which a queue counts as full."""
 SPARE = 1.5
 """Slots over the requests that decode, where engines have more than they need; how many more decides nothing."""
 AHEAD, OUTSTANDING = 2, 2
@@ -54,7 +61,7 @@ class Question:
     leased: float
     """Groups that workers hold leases of; 0: it is not known."""
     spare: bool
-    """True where the trainer never waits, and pushes do: engines could make more than they do."""
+    """True where pushes wait for the trainer: engines could make more than they do."""
     step: float
     """Time of a training step."""
     lag: float = 0.0
@@ -63,6 +70,39 @@ class Question:
     """Time of a load."""
     knobs: Knobs = NOTHING_LOWERED
     """A controller's, whose lookahead may be a fraction."""
+    passing: float = 1.0
+    """Share of the groups that pass the filter; concurrency and leases are those of them."""
+
+
+class Cause(StrEnum):
+    """Parts of a run that can be left out of its simulation."""
+
+    LOADS = "loads"
+    """Loads that take time, and decoding that stands still meanwhile."""
+    LEASES = "leases"
+    """Leases that workers hold ahead of their slots."""
+    WAITING_PUSHES = "waiting_pushes"
+    """Pushes that wait for room, instead of the oldest groups' being dropped."""
+    FEW_GROUPS = "few_groups"
+    """Batches of so few groups that their number in a training time varies."""
+    FILTER = "filter"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Difference that a cause makes: staleness in versions, and the period as a share of the one without it."""
+
+    cause: Cause
+    staleness: float
+    period: float
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Simulation of a run, and what it would be without each cause that there is."""
+
+    prediction: Prediction
+    effects: tuple[Effect, ...] = ()
 
 
 def question(view: RunView, known: Quantities, setting: Setting) -> Question | None:
@@ -70,7 +110,7 @@ def question(view: RunView, known: Quantities, setting: Setting) -> Question | N
     concurrency, speed, length, size = known.concurrency, known.slot_tokens_per_s, known.mean_length, known.group_size
     if not (view.window and concurrency and speed and length and size and known.publish_period_s):
         return None
-    lag_s, pause_s = _load_s(view)
+    lag_s, pause_s = load_s(view)
     paused = min(_MOST_PAUSED, pause_s / max(known.publish_period_s, lag_s + pause_s)) if pause_s else 0.0
     response_s = length / speed * (1 - paused)
     step_s = view.window.grown("trainer_busy_ms") / 1000 / view.window.publishes / setting.batches
@@ -79,26 +119,66 @@ def question(view: RunView, known: Quantities, setting: Setting) -> Question | N
         return None
     scale = max(1.0, policy.batch_groups / MOST_GROUPS)
     return Question(
-        policy=_smaller(policy, scale),
+        policy=_scaled(policy, 1 / scale),
         group_size=max(1, round(size)),
         tailness=_on_grid(setting.tailness),
         concurrency=_on_grid(concurrency * known.pass_share / scale),
-        leased=_on_grid(view.window.grown("generation_ms") / 1000 / view.window.seconds / scale),
-        spare=policy.overflow_action is not OverflowAction.DROP_OLDEST and never_waits(known),
+        leased=_on_grid(view.window.grown("generation_ms") * known.pass_share / 1000 / view.window.seconds / scale),
+        spare=_spare(view, known, setting),
         step=_on_grid(step_s / response_s),
         lag=_on_grid(lag_s / response_s),
         pause=_on_grid(pause_s / response_s),
         knobs=Knobs(lookahead_milli=view.decision.knobs.lookahead_milli),
+        passing=_on_grid(known.pass_share),
     )
 
 
-def answer(asked: Question) -> Prediction | None:
-    """Simulate; None where nothing can go on. Takes up to some tenths of a second."""
+def answer(asked: Question) -> Played | None:
+    """Simulate; None where nothing can go on. Takes some tenths of a second."""
     try:
-        found = simulate(_simulation(asked, *_workers(asked), STEPS))
+        slots, groups = _workers(asked)
+        found = simulate(_simulation(asked, slots, groups, STEPS))
+        effects = tuple(_effects(asked, slots, groups))
     except (InvalidField, InvalidPolicy):
         return None
-    return Prediction(found.pqs, found.iqs, found.train_period_ratio)
+    return Played(Prediction(found.pqs, found.iqs, found.train_period_ratio), effects)
+
+
+def _effects(asked: Question, slots: int, groups: int) -> Iterator[Effect]:
+    others = dict(_without(asked, slots, groups))
+    if not others:
+        return
+    staleness, period = _played(_simulation(asked, slots, groups, EFFECT_STEPS))
+    for cause, other in others.items():
+        without, period_without = _played(other)
+        yield Effect(cause, staleness - without, period / period_without - 1)
+
+
+def _played(simulation: Simulation) -> tuple[float, float]:
+    """Mean staleness, and the period in token times."""
+    found = simulate(simulation)
+    ideal = simulation.workload.ideal_period(simulation.policy.batch_groups, simulation.seed)
+    return found.staleness, found.train_period_ratio * ideal
+
+
+def _without(asked: Question, slots: int, groups: int) -> Iterator[tuple[Cause, Simulation]]:
+    """The run without each cause that there is."""
+    if asked.lag or asked.pause:
+        yield Cause.LOADS, _simulation(replace(asked, lag=0.0, pause=0.0), slots, groups, EFFECT_STEPS)
+    rejects = asked.policy.overflow_action is OverflowAction.REJECT
+    # Without a bound on leases what is rejected has none.
+    if asked.leased and groups * asked.group_size > slots and not rejects:
+        yield Cause.LEASES, _simulation(replace(asked, leased=0.0), slots, 0, EFFECT_STEPS)
+    if asked.policy.overflow_action is not OverflowAction.DROP_OLDEST:
+        dropping = replace(asked.policy, overflow_action=OverflowAction.DROP_OLDEST)
+        yield Cause.WAITING_PUSHES, _simulation(replace(asked, policy=dropping), slots, groups, EFFECT_STEPS)
+    if asked.policy.batch_groups <= FEW_GROUPS:
+        many = replace(asked, policy=_scaled(asked.policy, MANY))
+        yield Cause.FEW_GROUPS, _simulation(many, slots * MANY, groups * MANY, EFFECT_STEPS)
+    if asked.passing < 1:
+        unfiltered = replace(asked, concurrency=asked.concurrency / asked.passing)
+        more = round(slots / asked.passing), round(groups / asked.passing)
+        yield Cause.FILTER, _simulation(unfiltered, *more, EFFECT_STEPS)
 
 
 def _workers(asked: Question) -> tuple[int, int]:
@@ -110,13 +190,15 @@ def _workers(asked: Question) -> tuple[int, int]:
     groups = max(1, round(AHEAD * asked.leased))
     for _ in range(FITS):
         found = simulate(_simulation(asked, slots, groups, FITTING_STEPS))
-        decoding, leased = found.mean_concurrency, found.mean_leased
-        tried = slots, groups
+        decoding, held = found.mean_concurrency, found.mean_leased / asked.leased if asked.leased else 1.0
         if decoding < FITTED * min(asked.concurrency, slots):
             slots = math.ceil(slots * asked.concurrency / decoding)
-        if leased and asked.leased and abs(leased / asked.leased - 1) > 1 - FITTED:
-            groups = max(1, round(groups * asked.leased / leased))
-        if (slots, groups) == tried:
+        elif decoding < FITTED * slots and held > 1 / FITTED and not asked.spare:
+            # Admission holds back, and groups are in flight for too long: more slots make them shorter.
+            slots = math.ceil(slots * held)
+        elif not FITTED <= held <= 1 / FITTED and round(groups / held) not in {0, groups}:
+            groups = round(groups / held)
+        else:
             break
     return slots, groups
 
@@ -145,6 +227,11 @@ def _simulation(asked: Question, slots: int, groups: int, steps: int) -> Simulat
         seed=_SEED,
         controller=(lambda situation: Decision(version=situation.version, knobs=asked.knobs)) if steered else None,
     )
+
+
+def _spare(view: RunView, known: Quantities, setting: Setting) -> bool:
+    waits = view.policy.overflow_action is not OverflowAction.DROP_OLDEST and never_waits(known)
+    return waits and view.groups["queued"].groups >= FULL * setting.queue
 
 
 @cache
@@ -178,16 +265,14 @@ def _policy(view: RunView, setting: Setting) -> RunPolicy | None:
         return None
 
 
-def _smaller(policy: RunPolicy, scale: float) -> RunPolicy:
-    """The policy with every number of groups divided."""
-    if scale <= 1:
-        return policy
+def _scaled(policy: RunPolicy, scale: float) -> RunPolicy:
+    """The policy with every number of groups multiplied."""
     names = ("batch_groups", "max_queued_groups", "micro_batch_groups", "max_inflight_groups")
     sizes = {name: getattr(policy, name) for name in names}
-    return replace(policy, **{name: max(1, round(size / scale)) for name, size in sizes.items() if size})
+    return replace(policy, **{name: max(1, round(size * scale)) for name, size in sizes.items() if size})
 
 
-def _load_s(view: RunView) -> tuple[float, float]:
+def load_s(view: RunView) -> tuple[float, float]:
     """Mean times from a publish to the pause of a load, and of that pause."""
     ms = {phase: view.reload_counters[2 * index + 1] for index, phase in enumerate(RELOAD_PHASES)}
     loads = view.reload_counters[2 * RELOAD_PHASES.index("load")]

@@ -4,11 +4,13 @@ A run whose trainer trains and publishes nothing gets sentences on that and on w
 from it, or was measured before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import UNSET
-from buffer_service.observability.estimate.prediction import Setting
+from buffer_service.observability.estimate.prediction import Setting, predict
+from buffer_service.observability.estimate.reasons import causes, differences, on_engines
+from buffer_service.observability.estimate.simulated import Effect
 from buffer_service.observability.filters import filtered
 from buffer_wire.estimate import Bias, Comparison, Measured, Predicted, Quantities, Verdict
 
@@ -20,6 +22,8 @@ MUCH_LOST = 0.1
 """Share of the groups so far from which a loss is named."""
 SLOW_GENERATION = 1.5
 """Ratio of the generation time to the decoding time from which something else takes the time."""
+EXPLAINED = 0.5
+"""Share of the in-queue staleness that a reason's closed form has to account for."""
 UNPUBLISHED = 2
 """Publishes that a trainer owes by the steps that it has committed, beyond which it is taken to publish nothing."""
 PULLED_AHEAD = 16
@@ -29,7 +33,13 @@ HELD_BACK = 0.1
 
 
 def verdict(
-    view: RunView, known: Quantities, setting: Setting | None, predicted: Predicted, measured: Measured, bias: Bias
+    view: RunView,
+    known: Quantities,
+    setting: Setting | None,
+    predicted: Predicted,
+    measured: Measured,
+    bias: Bias,
+    effects: Sequence[Effect] = (),
 ) -> Verdict:
     """Verdict with all its sentences; the first is on the bottleneck, the second on the staleness."""
     if publishes_nothing(view):
@@ -44,6 +54,8 @@ def verdict(
     sentences = [
         *_on_bottleneck(known, setting, bound),
         *_on_source(known, setting, source, pre or 0.0, queued or 0.0),
+        *causes(view, known, predicted, effects),
+        *on_engines(view, known),
         *_on_losses(view, bound),
         *_on_prediction(view, known, predicted, measured),
         *_on_bias(bias),
@@ -126,15 +138,18 @@ def _on_source(
 ) -> Iterator[str]:
     total = pre_queue + in_queue
     if source == "pre_queue":
-        yield f"{pre_queue:.1f} of {total:.1f} versions pass while groups are generated{_why_pre_queue(known, setting)}"
+        why = _why_pre_queue(known, setting, pre_queue)
+        yield f"{pre_queue:.1f} of {total:.1f} versions pass while groups are generated{why}"
     elif source == "in_queue":
-        yield f"{in_queue:.1f} of {total:.1f} versions pass in the queue{_why_in_queue(setting)}"
+        yield f"{in_queue:.1f} of {total:.1f} versions pass in the queue{_why_in_queue(setting, in_queue)}"
 
 
-def _why_pre_queue(known: Quantities, setting: Setting | None) -> str:
-    expected, taken = known.expected_generation_s, known.group_generation_s
-    if expected and taken and taken > SLOW_GENERATION * expected:
-        return f": they take {taken:.3g} s, {expected:.3g} s of it to decode the longest response"
+def _why_pre_queue(known: Quantities, setting: Setting | None, pre_queue: float) -> str:
+    expected = known.expected_generation_s
+    # A group that takes so many periods spans as many publishes, on average.
+    taken = pre_queue * (known.publish_period_s or 0.0)
+    if expected and taken > SLOW_GENERATION * expected:
+        return f": they take about {taken:.3g} s, {expected:.3g} s of it to decode the longest response"
     if setting is None:
         return ""
     tails, slots = f"M {setting.tailness:.2f}", f"C/B {setting.concurrency_ratio:.2f}"
@@ -143,8 +158,8 @@ def _why_pre_queue(known: Quantities, setting: Setting | None) -> str:
     return f": above all many requests at once ({slots}, {tails})"
 
 
-def _why_in_queue(setting: Setting | None) -> str:
-    if setting is None:
+def _why_in_queue(setting: Setting | None, in_queue: float) -> str:
+    if setting is None or predict(setting).iqs < EXPLAINED * in_queue:
         return ""
     if setting.lookahead is not None:
         return f": admission lets generation run {setting.lookahead:g} version{'s' * (setting.lookahead != 1)} ahead"
@@ -179,37 +194,16 @@ def _on_losses(view: RunView, bound: str) -> Iterator[str]:
 
 
 def _on_prediction(view: RunView, known: Quantities, predicted: Predicted, measured: Measured) -> Iterator[str]:
-    """Sentence on a measured mean that is off the prediction, and on likely reasons."""
+    """Sentence on a measured mean that is off the prediction, and on the reasons that numbers support."""
     if predicted.staleness is None or predicted.tolerance is None or measured.staleness is None:
         return
-    off = measured.staleness - predicted.staleness
-    if abs(off) <= predicted.tolerance:
+    if abs(measured.staleness - predicted.staleness) <= predicted.tolerance:
         return
+    found = list(differences(view, known, predicted, measured))
     yield (
         f"measured staleness {measured.staleness:.1f} is off the predicted {predicted.staleness:.1f} by more than "
-        f"{predicted.tolerance:.1f}; likely reasons: {'; '.join(_reasons(view, known, predicted, measured))}"
+        f"{predicted.tolerance:.1f}; {'; '.join(found) or 'nothing that was checked explains it'}"
     )
-
-
-def _reasons(view: RunView, known: Quantities, predicted: Predicted, measured: Measured) -> Iterator[str]:
-    more = (measured.staleness or 0.0) > (predicted.staleness or 0.0)
-    in_queue = (measured.in_queue or 0.0) - (predicted.in_queue or 0.0)
-    pre_queue = (measured.pre_queue or 0.0) - (predicted.pre_queue or 0.0)
-    expected, taken = known.expected_generation_s, known.group_generation_s
-    if predicted.rough:
-        yield "near balance the queue wanders"
-    if more and expected and taken and taken > SLOW_GENERATION * expected:
-        yield f"groups take {taken:.3g} s where decoding explains {expected:.3g} s (turns, rewards, waits for room)"
-    if more and in_queue > abs(pre_queue):
-        yield (
-            f"the trainer pulls further ahead than its prefetch_batches {view.policy.prefetch_batches} says, "
-            "or publishes late"
-        )
-    if not more and view.policy.max_staleness != UNSET:
-        yield f"max_staleness {view.policy.max_staleness} keeps staler groups out"
-    if not more and in_queue < 0 and abs(in_queue) > abs(pre_queue):
-        yield "the queue is seldom as full as the closed form takes it to be"
-    yield "lengths, engines or the trainer's speed changed during the window"
 
 
 def _on_bias(bias: Bias) -> Iterator[str]:
