@@ -3,8 +3,8 @@
 Turns that the model wrote are never tokenized again. Where the template would write one, it is given a mark; what it
 writes behind the last mark is tokenized and put behind the tokens that are there.
 
-Invariant: what the template writes between two turns is what it wrote there before. One that rewrites what was said
-already (a date, tools that move to the last question) is found out, with the place.
+Invariants: what the template writes between two turns is what it wrote there before; all that was said is written. A
+template that rewrites (a date, tools that move to the last question) or leaves something out is refused with the place.
 """
 
 import asyncio
@@ -29,14 +29,17 @@ class Rendering:
         self._tokenizer = tokenizer
         self._tools = list(tools) or None
         self._template = dict(template)
-        self._mark = secrets.token_hex(8)
+        self._secret = secrets.token_hex(8)
+        """Beginning of marks, which nobody can have said."""
         self._said: list[str] = []
         """Text that the template wrote before each turn of the model, without what begins that turn."""
+        self._with_calls: bool | None = None
+        """True where the template needs the calls before their results; None while there were none."""
 
     async def prompt(self, messages: Sequence[Message]) -> TokenIds:
         """Token ids of the messages before the first turn, and of what begins it, int32 [p]. Raises RequestRefused."""
-        said, text = await asyncio.to_thread(lambda: [self._written(messages, begin=b) for b in (False, True)])
-        self._said = [said]
+        plain, text = await asyncio.to_thread(lambda: [self._written(messages, begin=b) for b in (False, True)])
+        self._said = [_common(plain, text)]
         return self._tokens(text)
 
     async def behind(self, messages: Sequence[Message], turns: Sequence[int], last_id: int) -> TokenIds:
@@ -48,49 +51,67 @@ class Rendering:
         return await asyncio.to_thread(self._behind, messages, turns, last_id)
 
     def _behind(self, messages: Sequence[Message], turns: Sequence[int], last_id: int) -> TokenIds:
-        with_calls = False
-        try:
-            said, pieces = self._pieces(messages, turns, with_calls=False)
-        except RequestRefused:
-            # Some templates want the calls before their results.
-            if not any(messages[i].get("tool_calls") for i in turns):
-                raise
-            with_calls = True
-            said, pieces = self._pieces(messages, turns, with_calls=True)
-        for turn, (before, now) in enumerate(zip(self._said[: len(turns)], said, strict=False)):
-            if not now.startswith(before):
-                raise RequestRefused(
-                    "drift", f"before turn {turn} of the model the chat template {_place(before, now)}"
-                )
-        self._said = [*self._said[: len(turns)], said[-1]]
-        ids = self._tokens(pieces[-1])
-        if with_calls and messages[turns[-1]].get("tool_calls"):
-            # The calls are written behind the mark, and the model has written them itself.
-            end = np.flatnonzero(ids == last_id)
-            if not len(end):
-                raise RequestRefused("template", "the chat template does not end a turn with calls as the model did")
-            return ids[end[0] + 1 :]
-        return ids[1:] if len(ids) and ids[0] == last_id else ids
+        has_calls = any(messages[i].get("tool_calls") for i in turns)
+        ways = [False] if not has_calls else [False, True] if self._with_calls is None else [self._with_calls]
+        refusals = []
+        for with_calls in ways:
+            try:
+                said, text = self._last_piece(messages, turns, with_calls=with_calls)
+                ids = self._rest(text, last_id, calls=with_calls and bool(messages[turns[-1]].get("tool_calls")))
+            except RequestRefused as refused:
+                refusals.append(refused)
+            else:
+                self._with_calls = with_calls if has_calls else None
+                self._said = [*self._said[: len(turns)], said]
+                return ids
+        raise refusals[0]
 
-    def _pieces(
-        self, messages: Sequence[Message], turns: Sequence[int], *, with_calls: bool
-    ) -> tuple[list[str], list[str]]:
-        """Text that the template writes around the model's turns: without, and with the beginning of the next."""
+    def _last_piece(self, messages: Sequence[Message], turns: Sequence[int], *, with_calls: bool) -> tuple[str, str]:
+        """Text that the template writes behind the last turn: without, and with the beginning of the next.
+
+        Raises RequestRefused, also where it writes something else before that turn than it did, or leaves out what was
+        said since.
+        """
+        new = range(turns[-1] + 1, len(messages))
         marked = list(messages)
         for i in turns:
-            marked[i] = {"role": "assistant", "content": f"{self._mark}.{i}."}
+            marked[i] = {"role": "assistant", "content": self._mark(i)}
             if with_calls and (calls := messages[i].get("tool_calls")):
                 marked[i]["tool_calls"] = calls
-        both = []
-        for begin in (False, True):
-            rest, pieces = self._written(marked, begin=begin), []
-            for i in turns:
-                piece, found, rest = rest.partition(f"{self._mark}.{i}.")
-                if not found:
-                    raise RequestRefused("template", f"the chat template leaves message {i} out, which the model wrote")
-                pieces.append(piece)
-            both.append([*pieces, rest])
-        return both[0], both[1]
+        pieces, plain = (self._pieces(marked, turns, begin=begin) for begin in (True, False))
+        for turn, (before, now) in enumerate(zip(self._said[: len(turns)], pieces, strict=False)):
+            if not now.startswith(before):
+                why = f"before turn {turn} of the model the chat template {_place(before, now)}"
+                raise RequestRefused("drift", why)
+        for i in new:
+            marked[i] = {**messages[i], "content": self._mark(i)}
+        shown = self._pieces(marked, turns, begin=False)[-1]
+        if lost := [i for i in new if messages[i]["content"] and self._mark(i) not in shown]:
+            raise RequestRefused("template", f"the chat template leaves message {lost[0]} out")
+        return _common(plain[-1], pieces[-1]), pieces[-1]
+
+    def _pieces(self, marked: Sequence[Message], turns: Sequence[int], *, begin: bool) -> list[str]:
+        """Text before, between and behind the marks of the model's turns."""
+        rest, pieces = self._written(marked, begin=begin), []
+        for i in turns:
+            piece, found, rest = rest.partition(self._mark(i))
+            if not found:
+                raise RequestRefused("template", f"the chat template leaves message {i} out, which the model wrote")
+            pieces.append(piece)
+        return [*pieces, rest]
+
+    def _rest(self, text: str, last_id: int, *, calls: bool) -> TokenIds:
+        """Tokens behind the model's last one. `calls`: the text begins with its calls, which it has written itself."""
+        ids = self._tokens(text)
+        if not calls:
+            return ids[1:] if len(ids) and ids[0] == last_id else ids
+        end = np.flatnonzero(ids == last_id)
+        if not len(end):
+            raise RequestRefused("template", "the chat template does not end a turn with calls as the model did")
+        return ids[end[0] + 1 :]
+
+    def _mark(self, index: int) -> str:
+        return f"{self._secret}.{index}."
 
     def _written(self, messages: Sequence[Message], *, begin: bool) -> str:
         try:
@@ -118,6 +139,11 @@ def _place(before: str, now: str) -> str:
         f"wrote {before[at : at + _AROUND]!r} at character {at}, where it now writes {now[at : at + _AROUND]!r}: "
         "what was said already cannot be rewritten"
     )
+
+
+def _common(first: str, second: str) -> str:
+    """Text with which both begin."""
+    return first[: difference(first, second)]
 
 
 def difference(first: str, second: str) -> int:

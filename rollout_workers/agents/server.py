@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import structlog
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -26,6 +27,8 @@ from rollout_workers.agents.asked import Asked, RequestRefused, must_be
 from rollout_workers.agents.conversation import Conversation
 from rollout_workers.counters import describe
 from rollout_workers.errors import EpisodeFull
+
+_log = structlog.get_logger()
 
 MODEL = "policy"
 """Name of the model in the list of models; requests may give any."""
@@ -92,6 +95,7 @@ class AgentServer:
         listener = socket.create_server((self._host, self._port), family=family, backlog=_BACKLOG)
         shown = f"[{self._advertise}]" if ":" in self._advertise else self._advertise
         self._base = f"http://{shown}:{listener.getsockname()[1]}"
+        _log.info("serving the model to agents", url=self._base)
         routes = [
             Route("/{episode}/v1/chat/completions", self._door(chat, self._generate), methods=["POST"]),
             Route("/{episode}/v1/messages", self._door(messages, self._generate), methods=["POST"]),
@@ -158,12 +162,12 @@ class AgentServer:
 
     async def _generate(self, dialect: Dialect, request: Request, place: Place, conversation: Conversation) -> Response:
         try:
-            asked = dialect.read(_parsed(await _body(request)))
+            asked = _asked(dialect, await _body(request))
         except RequestRefused as refused:
             return _refused(dialect, conversation.fail(refused))
         except ClientDisconnect:
             return Response(status_code=400)  # To nobody.
-        again = int(request.headers.get("x-stainless-retry-count") or 0) > 0
+        again = request.headers.get("x-stainless-retry-count", "0") != "0"
         making = asyncio.ensure_future(conversation.answer(asked, repeated=again))
         await asyncio.wait([making], timeout=KEEP_ALIVE_S if asked.stream else None)
         if not making.done():
@@ -215,12 +219,11 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _parsed(body: bytes) -> Mapping[str, Any]:
+def _asked(dialect: Dialect, body: bytes) -> Asked:
     try:
-        found: Mapping[str, Any] = must_be(json.loads(body), dict, "body")
-    except ValueError as error:
-        raise RequestRefused("invalid", f"the body is not JSON: {error}") from error
-    return found
+        return dialect.read(must_be(json.loads(body), dict, "body"))
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise RequestRefused("invalid", f"not a request of this API: {describe(error)}") from error
 
 
 def _said(error: BaseException) -> tuple[int, str, str, str]:

@@ -186,6 +186,36 @@ async def test_what_is_not_done_is_refused_by_name_in_the_apis_words(
     assert answer.get("type", "error") == "error"
 
 
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": "hello"},
+        {"messages": ["hello"]},
+        {"messages": [{"content": "x"}]},
+        {"messages": [{"role": "user", "content": 3}]},
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "user", "content": ["x"]}]},
+        {"tools": [3]},
+        {"tools": [{"type": "function"}]},
+        {"tools": {"a": 1}},
+        {"tool_choice": 3},
+        {"max_tokens": "many"},
+        {"chat_template_kwargs": 3},
+    ],
+)
+async def test_what_is_no_request_is_refused(path: str, body: dict[str, Any]) -> None:
+    told: list[Any] = []
+
+    async def agent(episode: AgentEpisode) -> float:
+        told.append(await ask(episode, path, {"messages": [user("?")], **body}))
+        return 1.0
+
+    with pytest.raises(SamplesFailed):
+        await AgentScene(agent).run()
+    assert (told[0][0], told[0][1]["error"]["type"]) == (400, "invalid_request_error")
+
+
 async def test_tools_without_a_parser_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def agent(episode: AgentEpisode) -> float:
         await ask(episode, MESSAGES, messages_body(tools=[ADD]))

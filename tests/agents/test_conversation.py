@@ -149,6 +149,39 @@ async def test_template_that_wants_calls_before_their_results_gets_them(monkeypa
     assert texts([ids]) == [f"{written}\ntool\n2\nassistant\n3"]
 
 
+async def test_template_that_leaves_out_what_was_said_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, lambda *_: "2")
+    plain = ChatTokenizer.apply_chat_template
+
+    def deaf(self: ChatTokenizer, conversation: Any, **more: Any) -> Any:
+        return plain(self, [message for message in conversation if message["role"] != "tool"], **more)
+
+    monkeypatch.setattr(ChatTokenizer, "apply_chat_template", deaf)
+
+    async def agent(episode: AgentEpisode) -> float:
+        first = await chat(episode, [user("?")])
+        await chat(episode, [user("?"), first["message"], {"role": "tool", "content": "4"}])
+        return 1.0
+
+    with pytest.raises(SamplesFailed, match="the chat template leaves message 2 out"):
+        await AgentScene(agent).run()
+
+
+async def test_template_that_ends_a_conversation_with_a_token_of_its_own_is_no_drift(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script(monkeypatch, lambda *_: "2")
+    plain = ChatTokenizer.apply_chat_template
+
+    def ending(self: ChatTokenizer, conversation: Any, **more: Any) -> Any:
+        return plain(self, conversation, **more) + ("" if more["add_generation_prompt"] else "END")
+
+    monkeypatch.setattr(ChatTokenizer, "apply_chat_template", ending)
+    scene = AgentScene(two_turns)
+    assert await scene.run()
+    assert texts([scene.progress.samples[0].output_ids.tolist()]) == ["2\nuser\nsure?\nassistant\n2"]
+
+
 def test_place_of_a_difference() -> None:
     assert [rendering.difference(*pair) for pair in (("abc", "abd"), ("ab", "abc"), ("", "a"))] == [2, 2, 0]
 

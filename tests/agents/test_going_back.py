@@ -40,8 +40,10 @@ async def test_turn_that_the_agent_takes_back_is_discarded(monkeypatch: pytest.M
         await chat(episode, [*messages, user("second"), user("again")])
         return 1.0
 
-    scene = AgentScene(agent, branches="last")
+    scene = AgentScene(agent, branches="last", columns=["sampling_mask"])
     assert await scene.run()
+    _, columns = scene.group()
+    assert len(columns["sampling_mask_counts"]) == len(columns["token_ids"])
     assert said(scene) == "user\nfirst\nassistant\none\nuser\nsecond\nuser\nagain\nassistant\ngood"
     assert scene.progress.discarded == {"taken_back": len("bad") + 1}
     assert [note.role for note in scene.progress.samples[0].turns] == ["assistant", "user", "assistant"]
