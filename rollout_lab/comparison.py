@@ -117,7 +117,7 @@ def tried(comparison: Comparison, candidate: Candidate, engines: float) -> Trial
     simulation = Simulation(
         policy=candidate.policy,
         workload=replace(workload, concurrency=slots, rho=rho, **candidate.workload),
-        controller=decide if candidate.policy.target_staleness_milli else None,
+        controller=decide,
         steps=comparison.steps,
         warmup=comparison.warmup,
         seed=comparison.seed,

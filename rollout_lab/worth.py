@@ -14,6 +14,7 @@ switches; what it gains over a synchronous split is up to half of the period.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from buffer_service.control.decision import decide
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
 from buffer_wire.errors import InvalidField
@@ -111,7 +112,12 @@ def outcomes(
     workloads = [_workload(question, one) for one in contenders]
     simulations = [
         Simulation(
-            policy=one.policy, workload=workload, steps=question.steps, warmup=question.warmup, seed=question.seed
+            policy=one.policy,
+            workload=workload,
+            steps=question.steps,
+            warmup=question.warmup,
+            seed=question.seed,
+            controller=decide,
         )
         for one, workload in zip(contenders, workloads, strict=True)
     ]

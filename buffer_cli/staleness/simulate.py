@@ -12,6 +12,7 @@ from buffer_cli.staleness.commands import QueueOptions, StepOptions, WorkloadOpt
 from buffer_cli.staleness.inputs import policy_of, workload_of
 from buffer_cli.staleness.output import figures, naming_options, result_values
 from buffer_cli.staleness.plot import plot_simulation
+from buffer_service.control.decision import decide
 from buffer_service.simulator import Simulation, SimulationResult
 from buffer_service.simulator import simulate as simulated
 
@@ -32,6 +33,7 @@ def run(
         Simulation(
             policy=policy_of(policy, workload.groups_per_batch, assignments, **asdict(queue)),
             workload=workload_of(workload),
+            controller=decide,
             **asdict(simulation),
         )
     )

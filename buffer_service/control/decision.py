@@ -96,7 +96,8 @@ class _Judgement:
         self._target = self._policy.target_staleness_milli / MILLI
         self._mean = found.token if self._policy.target_measure is TargetMeasure.TOKEN else found.head
         self._off = self._mean - self._target
-        self._band = max(BAND, RELATIVE_BAND * self._target)
+        # A mean over more publishes is less noisy.
+        self._band = max(BAND, RELATIVE_BAND * self._target) * math.sqrt(LEAST_PUBLISHES / found.publishes)
         self._held = situation.held_at >= situation.version - 1
         """True when admission held an engine back since the publish before this one."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from buffer_service.domain.window import Snapshot, Window
 
-MOST_PUBLISHES = 8
+MOST_PUBLISHES = 24
 """Largest number of intervals between publishes that a measurement spans: what was long ago is another regime."""
 
 _MILLI = 1_000

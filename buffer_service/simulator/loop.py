@@ -48,6 +48,9 @@ def simulate(
     if simulation.steps < 1 or simulation.warmup < 0:
         raise InvalidField("steps", simulation.steps, "at least 1, and a warm-up of 0 or more")
     refuse_what_is_not_simulated(simulation.policy, simulation.workload.groups_outstanding)
+    if simulation.policy.target_staleness_milli and simulation.controller is None:
+        limit = "0, to be simulated without a controller"
+        raise InvalidField("policy.target_staleness_milli", simulation.policy.target_staleness_milli, limit)
     return _Run(simulation, trace, buffer(simulation.policy)).result()
 
 
@@ -76,7 +79,7 @@ class _Run:
         self._loading = 0
         self._trainer = Trainer(policy, rollout_time * workload.rho, self._buffer, self._take)
         self._jump = simulation.jump
-        controller = simulation.controller
+        controller = simulation.controller if policy.target_staleness_milli else None
         self._steering = Steering(policy, controller, self._buffer) if controller is not None else None
 
     def result(self) -> SimulationResult:

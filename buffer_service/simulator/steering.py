@@ -55,8 +55,6 @@ class Steering:
         """A version is published; `idle`: time in which the trainer has waited so far."""
         self._totals |= {"trainer_busy_ms": round(wall - idle), "trainer_wait_ms": round(idle)}
         self._snapshots.append(Snapshot(round(wall), version, dict(self._totals)))
-        if not self._policy.target_staleness_milli:
-            return
         self._decided = self._controller(
             Situation(
                 policy=self._policy,
