@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,11 @@ def observed(setting: Setting, directory: Path) -> dict[str, Any]:
     }
 
 
+def _observed(setting: Setting) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="rollout-buffer-live-") as directory:
+        return observed(setting, Path(directory))
+
+
 def rows_table(rows: list[dict[str, Any]]) -> list[str]:
     """Rows of the docs: settings, what was predicted and what was measured."""
     head = ("setting", "N", "C/B", "ρ", "σ", "load, periods", "predicted", "measured", "difference", "undisturbed")
@@ -188,17 +194,20 @@ def main() -> int:
     """Run what has no row yet, print, write; 1 when too few of the settings are within the tolerance."""
     parser = argparse.ArgumentParser(prog="python -m bench.lab.predict", description=__doc__.splitlines()[0])
     parser.add_argument("--most", type=int, default=SETTINGS, help="settings to run now (default all)")
+    parser.add_argument("--at-once", type=int, default=1, help="settings at the same time, as sleeps allow (default 1)")
     parser.add_argument("--anew", action="store_true", help="forget the rows that are there")
     options = parser.parse_args()
     written = {} if options.anew or not _RESULTS.exists() else json.loads(_RESULTS.read_text())
     rows = {row["setting"]["name"]: row for row in written.get("rows", ())}
     asked = list(settings())
-    for setting in [one for one in asked if rows.get(one.name, {}).get("setting") != asdict(one)][: options.most]:
-        with tempfile.TemporaryDirectory(prefix="rollout-buffer-live-") as directory:
-            row = observed(setting, Path(directory))
-        rows[setting.name] = row
-        print(f"{setting.name}: {row['difference']:+.2f}", "DISTURBED" if row["disturbed"] else "", flush=True)
-        write_rows(_RESULTS, {"rows": [rows[one.name] for one in asked if one.name in rows]})
+    left = [one for one in asked if rows.get(one.name, {}).get("setting") != asdict(one)][: options.most]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for found in as_completed([pool.submit(_observed, setting) for setting in left]):
+            row = found.result()
+            name = row["setting"]["name"]
+            rows[name] = row
+            print(f"{name}: {row['difference']:+.2f}", "DISTURBED" if row["disturbed"] else "", flush=True)
+            write_rows(_RESULTS, {"rows": [rows[one.name] for one in asked if one.name in rows]})
     done = [rows[one.name] for one in asked if one.name in rows]
     put("staleness_predict", rows_table(done))
     within = sum(abs(row["difference"]) <= TOLERANCE for row in done)

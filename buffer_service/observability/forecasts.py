@@ -19,7 +19,7 @@ import structlog
 
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.estimate import Estimate, estimate
-from buffer_service.observability.estimate.simulated import Played, Question
+from buffer_service.observability.estimate.simulated import Played, Question, is_near
 
 RESTS = 5
 """Times as long as a child took, that the next one has to wait."""
@@ -71,6 +71,7 @@ class Forecasts:
         self._of_run: OrderedDict[str, tuple[Question, Played | None]] = OrderedDict()
         self._waiting: OrderedDict[str, Question] = OrderedDict()
         """The newest question of each run, the one that was asked last at the end."""
+        self._under_way: dict[str, Question] = {}
         self._thread: threading.Thread | None = None
 
     def estimate(self, view: RunView) -> Estimate:
@@ -78,20 +79,26 @@ class Forecasts:
         return estimate(view, self.play)
 
     def play(self, run_id: str, asked: Question) -> tuple[Played | None, bool]:
-        """The run's simulation, and whether a newer one is on its way."""
+        """The run's simulation, and whether one is on its way that may differ."""
         with self._changed:
             if asked in self._answers:
                 self._answers.move_to_end(asked)
                 self._waiting.pop(run_id, None)
                 _keep(self._of_run, run_id, (asked, self._answers[asked]))
                 return self._answers[asked], False
-            _keep(self._waiting, run_id, asked)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="forecasts", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            if self._under_way.get(run_id) != asked:
+                self._ask(run_id, asked)
             last = self._of_run.get(run_id)
-            return (last[1] if last and last[0].policy == asked.policy else None), True
+            if last is None or last[0].policy != asked.policy:
+                return None, True
+            return last[1], not is_near(last[0], asked)
+
+    def _ask(self, run_id: str, asked: Question) -> None:
+        _keep(self._waiting, run_id, asked)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="forecasts", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def _work(self) -> None:
         while asked := self._next():
@@ -102,6 +109,7 @@ class Forecasts:
                 log.warning("no simulation of runs", runs=sorted(asked), why=str(error))
                 answers = [None] * len(asked)
             with self._changed:
+                self._under_way = {}
                 for (run_id, question), found in zip(asked.items(), answers, strict=True):
                     _keep(self._answers, question, found)
                     _keep(self._of_run, run_id, (question, found))
@@ -113,7 +121,8 @@ class Forecasts:
             if not self._changed.wait_for(lambda: self._waiting, IDLE_S):
                 self._thread = None
                 return {}
-            return dict(self._waiting.popitem() for _ in range(min(MOST_AT_ONCE, len(self._waiting))))
+            self._under_way = dict(self._waiting.popitem() for _ in range(min(MOST_AT_ONCE, len(self._waiting))))
+            return self._under_way
 
 
 def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:

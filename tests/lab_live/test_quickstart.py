@@ -52,7 +52,11 @@ def test_the_quickstart_is_as_stale_as_its_status_predicts(tmp_path: Path) -> No
             if line.startswith(f"step {STEPS}:"):
                 break
         estimate = client.run("first").estimate
+        # As the command waits for the simulation.
+        while estimate is not None and estimate.predicted.pending:
+            estimate = client.run("first").estimate
     assert estimate is not None
+    assert estimate.predicted.simulated
     measured, predicted = estimate.measured.staleness, estimate.predicted.staleness
     print(f"staleness predicted {predicted}, measured {measured}")
     assert measured is not None

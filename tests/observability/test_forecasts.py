@@ -74,6 +74,7 @@ def test_meanwhile_the_last_answer_under_the_same_policy_stands() -> None:
     forecasts.play("r", question())
     eventually(forecasts, "r", question())
     assert forecasts.play("r", question(1.5)) == (played(1.0), True)
+    assert forecasts.play("r", question(1.02)) == (played(1.0), False), "which stands for it"
     assert forecasts.play("r", question(policy=RunPolicy(batch_groups=5))) == (None, True)
     assert forecasts.play("s", question(2.5)) == (None, True)
     player.go_on.release(9)

@@ -24,6 +24,8 @@ from buffer_wire.errors import InvalidField, InvalidPolicy
 from buffer_wire.estimate import Quantities
 
 GRID = 0.01
+NEAR = 0.03
+"""Share by which a number may differ from that of an earlier question, whose answer still stands."""
 STEPS, WARMUP = 200, 40
 FITTING_STEPS = 60
 EFFECT_STEPS = 100
@@ -72,6 +74,14 @@ class Question:
     """A controller's, whose lookahead may be a fraction."""
     passing: float = 1.0
     """Share of the groups that pass the filter; concurrency and leases are those of them."""
+
+
+def is_near(one: Question, other: Question) -> bool:
+    """Tell whether the answer to one stands for the other: numbers differ by NEAR at most, all else is the same."""
+    names = ("tailness", "concurrency", "leased", "step", "lag", "pause", "passing")
+    pairs = [(getattr(one, name), getattr(other, name)) for name in names]
+    alike = replace(one, **dict(zip(names, [other_value for _, other_value in pairs], strict=True))) == other
+    return alike and all(abs(a - b) <= NEAR * max(a, b) for a, b in pairs)
 
 
 class Cause(StrEnum):
