@@ -1,13 +1,18 @@
 """A controller's decisions in the store: one for each publish, kept, and in effect below the policy's own values."""
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from buffer_service import commands
 from buffer_service.control.decision import decide
+from buffer_service.domain import ops
 from buffer_service.domain.steering.decisions import Decision, Outcome, Situation
 from buffer_service.domain.steering.knobs import Knobs
-from tests.store.driver import Run, beside
+from buffer_service.rpc.flow.steering import steer
+from tests.store.driver import Run, beside, weights
 
 TARGET: dict[str, Any] = {"batch_groups": 4, "max_queued_groups": 16, "target_staleness_milli": 1_500}
 
@@ -141,3 +146,24 @@ async def test_after_a_resume_the_knobs_stay_and_the_next_publish_is_decided(run
     version = (await run.view()).published.version + 1
     await run.publish(version)
     assert await decided(run, version, lookahead_milli=0)
+
+
+@pytest.mark.parametrize("target_milli", [500, 1_500, 2_000])
+async def test_a_run_in_the_store_is_held_at_its_target_however_much_its_engines_would_take(
+    run: Run, target_milli: int
+) -> None:
+    await run.create(batch_groups=4, max_queued_groups=64, target_staleness_milli=target_milli)
+    await feed(run, 200)
+    begun = deque[tuple[ops.LeaseGrant, int]]()
+    staleness: list[int] = []
+    for step in range(24):
+        most = 99 if step else 4
+        begun += [(grant, step) for grant in (await run.lease(most, loaded=weights(step))).grants]
+        done = [begun.popleft() for _ in range(4)]
+        await run.push(*(run.group(grant, head=weights(version)) for grant, version in done))
+        batch = await run.batch(step)
+        staleness += [batch.train_version - group.head_version for group in batch.shard]
+        await run.publish(step + 1, commit_through=step)
+        await steer(run.store, run.run_id)
+    assert sum(staleness[-40:]) / 40 == pytest.approx(target_milli / 1_000, abs=0.15)
+    assert (await run.view()).decision.outcome is Outcome.HOLDING
