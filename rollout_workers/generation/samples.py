@@ -325,10 +325,14 @@ class GroupProgress:
             if sample.finish is None or not len(sample):
                 what = "is not finished" if sample.finish is None else "ended without a token"
                 raise GenerationFailed(self.lease.lease_id, f"sample {i} {what}")
-        self._check_positions()
-        columns = [both(sample.given, sample.scored) for sample in self.samples]
-        check_alike(dict(enumerate(columns)))
-        header, payload = self._encode(rewards, worker_id, more=given_to_wire(columns, self._lengths))
+        if ROUTED_EXPERTS in self.task.columns:
+            self._check_positions()
+        more: list[tuple[groups_pb2.Column, layout.Rows]] = []
+        if any(sample.given or sample.scored for sample in self.samples):
+            columns = [both(sample.given, sample.scored) for sample in self.samples]
+            check_alike(dict(enumerate(columns)))
+            more = given_to_wire(columns, self._lengths)
+        header, payload = self._encode(rewards, worker_id, more=more)
         header.metadata_json = self.task.metadata_json
         check_group(header, sum(map(len, payload)))
         return header, payload
@@ -346,11 +350,10 @@ class GroupProgress:
     def _check_positions(self) -> None:
         """Raise GenerationFailed where an input of a generated token has no row of the engine's."""
         for i, sample in enumerate(self.samples):
-            if ROUTED_EXPERTS in sample.columns:
-                needed = len(self.prompt_of(i)) + int(np.flatnonzero(sample.mask)[-1])
-                if (known := sample.positions_known) < needed:
-                    why = f"sample {i} has {ROUTED_EXPERTS} of {known} positions, and {needed} are inputs of its tokens"
-                    raise GenerationFailed(self.lease.lease_id, why)
+            needed = len(self.prompt_of(i)) + int(np.flatnonzero(sample.mask)[-1])
+            if (known := sample.positions_known) < needed:
+                why = f"sample {i} has {ROUTED_EXPERTS} of {known} positions, and {needed} are inputs of its tokens"
+                raise GenerationFailed(self.lease.lease_id, why)
 
     def _forget_positions(self) -> bool:
         """Forget rows that the next call can give again: of samples that go on. False when there are none."""
