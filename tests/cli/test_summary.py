@@ -7,6 +7,9 @@ from rich.console import Console
 
 from buffer_cli.status.summary import print_run
 from buffer_service.domain.ops import Amount, EngineReport, RelayingClient, WeightVersion
+from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.steering.decisions import Decision, Outcome
+from buffer_service.domain.steering.knobs import Knobs
 from buffer_service.observability.estimate import estimate
 from tests.support.views import make_view
 
@@ -83,3 +86,14 @@ def test_what_pushers_wrote_themselves_is_shown_beside_what_was_accepted() -> No
     assert written in lines
     print_run(Console(file=shown, width=200, highlight=False), replace(view, payload_shards=3), estimate(view))
     assert f"{written}, to a cluster of 3 shards" in " ".join(shown.getvalue().split())
+
+
+def test_a_target_is_shown_with_the_last_decision_and_what_is_in_effect() -> None:
+    policy = RunPolicy(batch_groups=8, max_lookahead=4, target_staleness_milli=1_500)
+    reason = "mean staleness 1.49 over 8 publishes, target 1.50"
+    decision = Decision(version=7, outcome=Outcome.HOLDING, reason=reason, knobs=Knobs(lookahead_milli=1_250))
+    view = make_view(policy, decision=decision, world_size=1)
+    print_run(Console(file=(shown := StringIO()), width=200, highlight=False), view, estimate(view))
+    lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    assert f"target 1.50 by head, holding: {reason}" in lines
+    assert "in effect max_lookahead 1.25 of 4" in lines
