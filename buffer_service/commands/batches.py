@@ -98,10 +98,7 @@ def _short(step: int, fields: Fields) -> ops.Short:
     elif leased == 0:
         hint = f"no worker holds a lease though {pending} tasks are pending"
     if awaited:
-        groups = f"{awaited} group{'s' * (awaited > 1)} in flight"
-        hint = f"{groups}, too stale for the next batch (stale_action wait)"
-        if first:
-            hint = f"{groups} that began order_window_groups before the next ones, first of all task {text(first)}"
+        hint = ops.awaited_groups(awaited, text(first))
     return ops.Short(revision, step, queued, needed, leased, pending, hint, awaited, text(first))
 
 

@@ -67,10 +67,13 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
     """The reply of `view`."""
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
-    totals, response_lengths, counters, *window, staleness, reloads, relaying, came_from, samples, decision = fields
+    totals, response_lengths, counters, *window, staleness, reloads, waited, relaying, came_from, samples, decision = (
+        fields
+    )
     heard_ms = {engine_id: int(ms) for engine_id, ms in _pairs(heard)}
     counted = {engine_id: unpack(packed) for engine_id, packed in _pairs(counters)}
     weights_from, engine_samples = dict(_pairs(came_from)), dict(_pairs(samples))
+    awaited, awaited_task = _awaited(waited, _strings(packed_state)["next_step"], as_policy(policy), now)
     ledgers = {text(name): unpack(packed) for name, packed in _pairs(environments)}
     # Those that came with a task alone have no ledger, and an accepted group has counted.
     environment_totals = {name: entries.pop(b"totals") for name, entries in ledgers.items()}
@@ -120,11 +123,22 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
         staleness_counts=_staleness_counts(staleness),
         reload_counters=unpack(reloads) if reloads else (0,) * (2 * len(RELOAD_PHASES)),
         relaying=_relaying(relaying, now),
+        awaited=awaited,
+        awaited_task=awaited_task,
         decision=as_decision(decision),
         environment_statistics={
             name: dict(zip(OF_ENVIRONMENT, values, strict=True)) for name, values in environment_totals.items()
         },
     )
+
+
+def _awaited(packed: bytes, next_step: int, policy: RunPolicy, now: int) -> tuple[int, str]:
+    """Groups in flight that a pull of that step waits for, as it has said lately, and the first task of them."""
+    if not packed:
+        return 0, ""
+    step, since, count, first, last = unpack(packed)
+    waits = step == next_step and now - last <= ops.AWAITED_MS and last - since < policy.stale_wait_ms
+    return (count, text(first)) if waits else (0, "")
 
 
 def _relaying(flat: Any, now: int) -> list[ops.RelayingClient]:  # noqa: ANN401

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, required_version
-from buffer_service.domain.ops import Amount, RunView
+from buffer_service.domain.ops import Amount, RunView, awaited_groups
 from buffer_service.domain.policy import UNSET
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.rules.pauses import Pause
@@ -48,6 +48,8 @@ class Situation:
     """Reason why no further group finds room although too few are queued; empty where there is room."""
     unpublished: str = ""
     """Reason why nothing may be started before the trainer publishes; empty where work may be started."""
+    awaited: str = ""
+    """Groups in flight for which a pull waits though enough are queued; empty where there are none."""
 
     @classmethod
     def of(cls, view: RunView) -> Self:
@@ -72,12 +74,15 @@ class Situation:
             filter=_filter(view) if starved(view) else "",
             room=_room(view, needed) if short else "",
             unpublished=_unpublished(view),
+            awaited=awaited_groups(view.awaited, view.awaited_task) if view.awaited and view.tasks["leased"] else "",
         )
 
 
 def waits_on(situation: Situation) -> str:
     """Tell on whom the run waits now."""
     queued = _counted(situation.queued, "group")
+    if situation.awaited:
+        return pull_waits_on(situation, situation.awaited)
     if not situation.paused and situation.queued >= situation.needed:
         return f"the trainer: {queued} queued, {situation.needed} make a {situation.unit}"
     if not situation.paused and situation.ready:

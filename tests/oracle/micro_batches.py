@@ -91,6 +91,8 @@ def awaited(run: RunState, micro_batch_plan: Plan, step: Step | None) -> tuple[i
         count = _awaited_heads(run, micro_batch_plan, step)
     if count and run.stale_wait[0] != run.next_step:
         run.stale_wait = (run.next_step, run.now)
+    if count:
+        run.awaited = (count, first, run.now)
     return (count, first) if count and run.now - run.stale_wait[1] < run.policy.stale_wait_ms else (0, "")
 
 

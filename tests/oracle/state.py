@@ -131,6 +131,8 @@ class RunState:
     """A group was accepted without a lease."""
     stale_wait: tuple[int, int] = (-1, 0)
     """The step that waits, or waited, for groups in flight, and since when (ms)."""
+    awaited: tuple[int, str, int] = (0, "", 0)
+    """Groups that it waits for, the first task of them (empty where they go by their heads), and when it did last."""
     remembered: dict[str, int] = field(default_factory=dict)
     """Tasks that were forgotten since, with the revision at which they were."""
     forgotten: int = field(init=False)

@@ -1,6 +1,6 @@
 """The canonical dump of a run: what both the model and a store must agree on after every operation."""
 
-from buffer_service.domain.ops import Amount, RunView
+from buffer_service.domain.ops import AWAITED_MS, Amount, RunView
 from buffer_service.rules.transitions import TaskState
 from tests.oracle.rules.ledger import add
 from tests.oracle.state import LIVE, RunState
@@ -11,6 +11,7 @@ def view(run: RunState, now: int) -> RunView:
 
     What is queued, forming, delivered, pending and leased is counted from what exists.
     """
+    awaited, awaited_task = _awaited(run, now)
     return RunView(
         run_id=run.run_id,
         policy=run.stated,
@@ -37,8 +38,16 @@ def view(run: RunState, now: int) -> RunView:
         response_lengths=run.totals.response_lengths,
         staleness_counts=run.totals.staleness_counts,
         reload_counters=tuple(run.totals.reloads),
+        awaited=awaited,
+        awaited_task=awaited_task,
         environment_statistics={name: dict(sums) for name, sums in run.totals.environments.items()},
     )
+
+
+def _awaited(run: RunState, now: int) -> tuple[int, str]:
+    (step, since), (count, first, last) = run.stale_wait, run.awaited
+    waits = step == run.next_step and now - last <= AWAITED_MS and last - since < run.policy.stale_wait_ms
+    return (count, first) if waits else (0, "")
 
 
 def existing_groups(run: RunState) -> dict[str, Amount]:

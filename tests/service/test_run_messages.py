@@ -51,6 +51,8 @@ VIEW = make_view(
         ),
     ],
     failures=[ops.TaskFailure("t", 5, "no reward", 99)],
+    awaited=2,
+    awaited_task="a",
     relaying=[ops.RelayingClient("w", writes=True, why="connection refused", silent_ms=7)],
 )
 

@@ -9,6 +9,7 @@ from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, Order, RunPolicy
 from buffer_service.domain.ports import Topic
+from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_wire.errors import InvalidPolicy
 from tests.store.driver import Run
 
@@ -58,8 +59,13 @@ async def test_a_batch_waits_where_it_would_take_a_group_that_began_the_window_o
         short = await run.short(0)
         assert (short.queued, short.needed, short.awaited, short.awaited_task) == (3, 2, 1, "a")
         assert "1 group in flight" in short.blocked_hint
-        assert "task a" in short.blocked_hint
+        view = await run.view()
+        assert waits_on(Situation.of(view)) == f"generation: {short.blocked_hint}"
+        assert short.blocked_hint.endswith("first of all task a")
         await finish(run, a)
+        # It looks again when it hears of that, and every 2 s.
+        await run.pass_ms(ops.AWAITED_MS + 1)
+        assert waits_on(Situation.of(await run.view())).startswith("the trainer")
     assert names(await run.batch(0)) == list(first)
     await run.check()
 

@@ -4,7 +4,17 @@ They are what the RPC side hands to a store and what the reference model underst
 milliseconds, versions and sizes integers, rewards milli-rewards. `weights` are (term, version) pairs.
 """
 
-from buffer_service.domain.ops.batches import Batch, Pull, Resume, Resumed, ResumeMode, ShardGroup, Short
+from buffer_service.domain.ops.batches import (
+    AWAITED_MS,
+    Batch,
+    Pull,
+    Resume,
+    Resumed,
+    ResumeMode,
+    ShardGroup,
+    Short,
+    awaited_groups,
+)
 from buffer_service.domain.ops.groups import (
     PORTION,
     TAKEN_AT_ONCE,
@@ -48,6 +58,7 @@ from buffer_service.domain.ops.weights import (
 )
 
 __all__ = [
+    "AWAITED_MS",
     "PORTION",
     "TAKEN_AT_ONCE",
     "UNPUSHED_MS",
@@ -99,5 +110,6 @@ __all__ = [
     "Wanted",
     "WeightVersion",
     "WeightsView",
+    "awaited_groups",
     "sink_of",
 ]

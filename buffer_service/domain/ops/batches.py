@@ -59,6 +59,18 @@ class Batch:
     queued: int
 
 
+AWAITED_MS = 5_000
+"""Time for which a pull that waits for groups in flight is believed to do so still; it asks every 2 s."""
+
+
+def awaited_groups(count: int, first: str) -> str:
+    """Say which groups in flight a pull waits for though enough are queued; `first`: by the order of submission."""
+    groups = f"{count} group{'s' * (count > 1)} in flight"
+    if first:
+        return f"{groups} that began order_window_groups before the next ones, first of all task {first}"
+    return f"{groups}, too stale for the next batch (stale_action wait)"
+
+
 @dataclass(frozen=True, slots=True)
 class Short:
     """Result of a pull that finds no micro-batch yet: what is queued, what the micro-batch needs, and on whom the pull

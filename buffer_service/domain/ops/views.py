@@ -105,6 +105,10 @@ class RunView:
     """Clients that relay payloads although they asked for access to the store, by id."""
     decision: Decision = NO_DECISION
     """Last decision of the controller, which holds a target of staleness."""
+    awaited: int = 0
+    """Groups in flight that the last pull waited for although enough were queued; 0 after AWAITED_MS."""
+    awaited_task: str = ""
+    """The task among them that began first, where it waited by the order of submission; else empty."""
     payload_shards: int = 0
     """Shards of the cluster on which payloads lie; 0: they lie beside what decides."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -998,6 +998,8 @@ class Run(google.protobuf.message.Message):
     RELAYING_FIELD_NUMBER: builtins.int
     PAYLOAD_SHARDS_FIELD_NUMBER: builtins.int
     CONTROL_FIELD_NUMBER: builtins.int
+    AWAITED_FIELD_NUMBER: builtins.int
+    AWAITED_TASK_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -1024,6 +1026,12 @@ class Run(google.protobuf.message.Message):
     """Steps below this one are in the published weights, or were when the trainer resumed. Unset by an older service."""
     payload_shards: builtins.int
     """Shards of the cluster on which payloads lie; 0: they lie beside what decides."""
+    awaited: builtins.int
+    """Groups in flight that the trainer's pull waits for although enough are queued (stale_action WAIT,
+    order_window_groups); 0 when it was not so within the last 5 s.
+    """
+    awaited_task: builtins.str
+    """The task among them that began first, where the pull waits by the order of submission; else empty."""
     @property
     def policy(self) -> Global___RunPolicy:
         """The policy; in replies the effective one."""
@@ -1098,9 +1106,11 @@ class Run(google.protobuf.message.Message):
         relaying: collections.abc.Iterable[Global___RelayingClient] | None = ...,
         payload_shards: builtins.int = ...,
         control: Global___StalenessControl | None = ...,
+        awaited: builtins.int = ...,
+        awaited_task: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "control", b"control", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "awaited", b"awaited", "awaited_task", b"awaited_task", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_published_steps", b"_published_steps"]) -> typing.Literal["published_steps"] | None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run

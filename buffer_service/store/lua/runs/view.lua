@@ -5,13 +5,14 @@
 -- ARGV[1] {}
 -- Replies {'view', policy, state, ledger, queued, forming, delivered, pending, leased, environments, engines,
 --         heard, now, failures, totals, response_lengths, counters, snapshots, first, last, staleness,
---         reloads, relaying, weights_from, engine_samples, decision}
+--         reloads, waited, relaying, weights_from, engine_samples, decision}
 --       | {'error', 'unknown_run'};
 --         queued, forming and delivered are {groups, samples, tokens, bytes}, environments {name, packed ledger, ...},
 --         engines and failures packed records, heard {engine, ms of its last report, ...},
 --         totals an array (Totals), response_lengths {bucket, samples, ...}, counters {engine, packed, ...};
 --         snapshots: how many are kept, of which first and last are packed ('' for none);
---         staleness and reloads: packed counts (Totals), '' for none; relaying {client, packed {ms, why}, ...};
+--         staleness and reloads: packed counts (Totals), '' for none; waited: packed
+--         (MicroBatches.awaited), '' for none; relaying {client, packed {ms, why}, ...};
 --         weights_from {engine, text, ...}; engine_samples {engine, packed ENGINE_SAMPLES, ...};
 --         decision: packed (commands/steering.py), '' for none
 -- Complexity O(queued + steps that are not committed + environments); above 2,000 queued groups their sizes come from
@@ -60,6 +61,6 @@ return reply('view', ctx.stated, state, ledger, queued, forming, delivered, Pend
   call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), ctx.now, call('LRANGE', key('failures'), 0, -1),
   Totals.load(ctx), call('HGETALL', key('response_lengths')), call('HGETALL', key('engine_counters')),
   call('LLEN', key('snapshots')), call('LINDEX', key('snapshots'), 0) or '', call('LINDEX', key('snapshots'), -1) or '',
-  call('HGET', RUN, 'staleness') or '', call('HGET', RUN, 'reloads') or '',
+  call('HGET', RUN, 'staleness') or '', call('HGET', RUN, 'reloads') or '', call('HGET', RUN, 'stale_wait') or '',
   call('HGETALL', key('relaying')), call('HGETALL', key('weights_from')),
   call('HGETALL', key('engine_samples')), call('HGET', RUN, 'decision') or '')

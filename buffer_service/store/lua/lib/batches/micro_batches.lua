@@ -64,7 +64,8 @@ function MicroBatches.awaited_turns(ctx, size, gathered)
 end
 
 -- Leased tasks for which a micro-batch of `size` groups has to wait, and the one whose turn is first where they are
--- waited for by turns, else ''. None once the step has waited for stale_wait_ms.
+-- waited for by turns, else ''. None once the step has waited for stale_wait_ms. `stale_wait` of the run's hash: {step
+-- that waits, since when, how many it waits for, the first, when it did so last}.
 function MicroBatches.awaited(ctx, header, size, gathered)
   local count, first = MicroBatches.awaited_turns(ctx, size, gathered), ''
   if count > 0 then
@@ -79,8 +80,8 @@ function MicroBatches.awaited(ctx, header, size, gathered)
   local since = raw and unpack_msg(raw)
   if not since or since[1] ~= ctx.state.next_step then
     since = {ctx.state.next_step, ctx.now}
-    call('HSET', RUN, 'stale_wait', pack(since))
   end
+  call('HSET', RUN, 'stale_wait', pack({since[1], since[2], count, first, ctx.now}))
   if ctx.now - since[2] < ctx.policy.stale_wait_ms then
     return count, first
   end
