@@ -338,14 +338,20 @@ class GroupProgress:
         return header, payload
 
     def to_partial_rollout(self, worker_id: str) -> groups_pb2.Group | None:
-        """Everything so far, unfinished samples as ABORTED; None when there is not a single token."""
+        """Everything so far, unfinished samples as ABORTED; None when there is not a single token.
+
+        What does not fit into a message is left out: rows that the next call gives again, then finished samples, the
+        last first.
+        """
         if not self.tokens:
             return None
-        rewards, more = [0.0] * len(self.samples), self._own_columns()
-        header, payload = self._encode(rewards, worker_id, more=more, partial=True)
-        if sum(map(len, payload)) > MOST_PARTIAL_BYTES and self._forget_positions():
-            header, payload = self._encode(rewards, worker_id, more=more, partial=True)
+        header, payload = self._encode_partial(worker_id)
+        while sum(map(len, payload)) > MOST_PARTIAL_BYTES and self._forget_some():
+            header, payload = self._encode_partial(worker_id)
         return groups_pb2.Group(header=header, payload=b"".join(payload))
+
+    def _encode_partial(self, worker_id: str) -> tuple[groups_pb2.GroupHeader, list[layout.Buffer]]:
+        return self._encode([0.0] * len(self.samples), worker_id, more=self._own_columns(), partial=True)
 
     def _check_positions(self) -> None:
         """Raise GenerationFailed where an input of a generated token has no row of the engine's."""
@@ -355,12 +361,17 @@ class GroupProgress:
                 why = f"sample {i} has {ROUTED_EXPERTS} of {known} positions, and {needed} are inputs of its tokens"
                 raise GenerationFailed(self.lease.lease_id, why)
 
-    def _forget_positions(self) -> bool:
-        """Forget rows that the next call can give again: of samples that go on. False when there are none."""
+    def _forget_some(self) -> bool:
+        """Forget rows that the next call can give again, those of samples that go on; where there are none, the last
+        finished sample. False when there is none either.
+        """
         going_on = [self.samples[i] for i in self.unfinished if self.samples[i].positions_known]
         for sample in going_on:
             sample.columns[ROUTED_EXPERTS] = none_of(ROUTED_EXPERTS)
-        return bool(going_on)
+        finished = [i for i, sample in enumerate(self.samples) if sample.finish is not None]
+        if not going_on and finished:
+            self.start_anew(finished[-1], "too_large")
+        return bool(going_on or finished)
 
     def _own_columns(self) -> list[tuple[groups_pb2.Column, layout.Rows]]:
         """Columns of what a rollout function's samples have beyond those of a single turn."""

@@ -98,6 +98,20 @@ def test_rows_that_do_not_fit_into_a_message_are_asked_for_again(monkeypatch: py
     experts(after)
 
 
+def test_finished_samples_that_do_not_fit_into_a_message_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = GroupProgress(lease(task(group_size=3, columns=["routed_experts"])), PROMPT)
+    for i in range(2):
+        call(progress, i, *range(400), finish="stop")
+    call(progress, 2, 5, 6)
+    monkeypatch.setattr(of_samples, "MOST_PARTIAL_BYTES", 7_000)
+    after = continued(progress)
+    assert [len(sample) for sample in after.samples] == [400, 0, 2]
+    assert progress.discarded["too_large"] == 400
+    call(after, 1, 4, finish="stop")
+    call(after, 2, 7, finish="stop")
+    experts(after)
+
+
 def test_a_group_whose_inputs_lack_rows_is_refused_by_name() -> None:
     progress = GroupProgress(lease(ROUTED), PROMPT)
     call(progress, 0, 5, 6, finish="stop")
