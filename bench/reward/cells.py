@@ -36,10 +36,11 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
         "η 8": _bounded(8),
         "streamed": _STREAMED,
         "streamed, no fresh start": replace(_STREAMED, fresh_start_ms=0),
+        "controller, target 2": replace(_bounded(8), target_staleness_milli=2_000),
     }
 )
 LOSSES = ("AIPO", "plain GRPO", "decoupled PPO", "TIS")
-"""In the order in which they are run: first those that differ most."""
+"""Losses in the order in which they are run: first those that differ most."""
 SEEDS = (1, 2, 3)
 
 

@@ -163,9 +163,10 @@ class _Trainer:
 
     def _await_queue(self) -> None:
         """Wait until as many batches are queued as may be made ahead: what is trained is as old as it may be, also
-        where the engine is slower than the trainer.
+        where the engine is slower than the trainer. A controller is left to itself.
         """
-        wanted = self._session.policy.max_lookahead or 0
+        policy = self._session.policy
+        wanted = 0 if policy.target_staleness_milli else policy.max_lookahead or 0
         due = time.monotonic() + _PULL_TIMEOUT_S
         while wanted > 1 and self._session.state().ledger.groups.queued.groups < wanted * GROUPS:
             if time.monotonic() > due:
