@@ -31,8 +31,14 @@ _RUNNING_REQUESTS = 128
 _TURN_S = 345.0
 
 
-def _run(left: Sequence[cells.Cell], results: cells.Results, place: loop.Place, at: Path, turns: Turns) -> None:
-    start = loop.Start(left[0].seed)
+def _run(
+    left: Sequence[cells.Cell],
+    start: loop.Start,
+    results: cells.Results,
+    place: loop.Place,
+    at: Path,
+    turns: Turns,
+) -> None:
     took: list[float] = []
     for number, cell in enumerate(left, 1):
         if cell.seed != start.seed:
@@ -51,13 +57,16 @@ def _run(left: Sequence[cells.Cell], results: cells.Results, place: loop.Place, 
 
 
 def _live(left: Sequence[cells.Cell], results: cells.Results, at: Path, options: argparse.Namespace) -> None:
-    # The first turn has the start of the engine in it.
-    with Turns(options.lock, _TURN_S) as turns:
-        loop.Start(left[0].seed).save(at / "model")
-        with service(at / "service") as (child, address, _), _engine(at, options.sglang_python) as engine:
-            assert engine.pid is not None  # noqa: S101 -- it has been started
-            place = loop.Place(address, child.process.pid, engine.base_url, engine.pid, options.steps, options.train_s)
-            _run(left, results, place, at, turns)
+    start = loop.Start(left[0].seed)
+    start.save(at / "model")
+    with (
+        Turns(options.lock, _TURN_S) as turns,
+        service(at / "service") as (child, address, _),
+        _engine(at, options.sglang_python) as engine,
+    ):
+        assert engine.pid is not None  # noqa: S101 -- it has been started
+        place = loop.Place(address, child.process.pid, engine.base_url, engine.pid, options.steps, options.train_s)
+        _run(left, start, results, place, at, turns)
 
 
 @contextmanager

@@ -37,12 +37,17 @@ def shared_s(rows: Sequence[Row]) -> float:
 
 def by_step(row: Row, steps: Values) -> Values:
     """Expected reward after so many steps."""
-    return np.asarray(row["reward"], np.float64)[steps.astype(int)]
+    found: Values = _rewards(row)[steps.astype(int)]
+    return found
 
 
 def by_time(row: Row, seconds: Values) -> Values:
     """Expected reward after so many seconds: that of the last weights that were published by then."""
-    return np.asarray(row["reward"], np.float64)[np.searchsorted(row["at_s"], seconds, side="right") - 1]
+    return _rewards(row)[np.searchsorted(row["at_s"], seconds, side="right") - 1]
+
+
+def _rewards(row: Row) -> Values:
+    return np.asarray(row["reward"], np.float64)
 
 
 def curves(values: Mapping[str, Mapping[int, Values]]) -> dict[str, Curve]:
