@@ -169,7 +169,8 @@ class WorkerOptions:
 
     tokenizer: str | None = None
     """Directory of the tokenizer for prompts given as chat messages. Default: the launched model, or what the engine
-    reports. Needs the package transformers; tasks with token ids need none."""
+    reports. Needs the package transformers; tasks with token ids need none. Its config.json tells the shape of routed
+    experts where the path that an engine reports is another machine's."""
 
     weights_serve: str = ""
     """host:port at which fetched versions are served to other workers of the run, read-only; port 0: any free one.

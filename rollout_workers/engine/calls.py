@@ -8,6 +8,7 @@ Invariant: every call made here may be made twice, because each sets a state and
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected
@@ -39,6 +40,8 @@ class ServerOptions:
     """Time for which a request that finds the server's queue full is sent again, with growing pauses."""
     counts_as: str = ""
     """Release that the server is taken for; empty: the one that it says."""
+    config_path: Path | None = None
+    """Directory with the model's config.json here, where the path that the server names is another machine's."""
     reconnect_s: float = 5.0
     """Time after which an engine that refuses connections is reported unavailable."""
 

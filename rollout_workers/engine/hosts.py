@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from rollout_workers.engine.calls import ServerOptions
@@ -126,4 +127,5 @@ def server_options(options: HostOptions) -> ServerOptions:
         stream=options.stream,
         stream_interval=options.stream_interval,
         counts_as=options.sglang_version,
+        config_path=Path(options.tokenizer) if options.tokenizer else None,
     )

@@ -210,7 +210,7 @@ async def test_a_batch_asks_from_the_first_position_that_any_of_it_lacks(tmp_pat
         (False, {"num_experts": 8}, "started without --enable-return-routed-experts"),
         (True, {"num_experts": 8}, "tells no layers and experts"),
         (True, {"num_hidden_layers": 2}, "names no experts"),
-        (True, None, "FileNotFoundError"),
+        (True, None, "no config.json in .*; --tokenizer names another directory"),
     ],
 )
 async def test_a_server_that_reports_no_routed_experts_gets_no_such_task(
@@ -242,6 +242,6 @@ async def test_entropies_need_a_draw_whose_tokens_the_server_can_list() -> None:
 
 def test_shapes_are_read_where_models_have_them(tmp_path: Path) -> None:
     path = a_model(tmp_path / "m", num_hidden_layers=4, num_experts_per_tok=8, num_local_experts=300)
-    shape = expert_shape(path)
-    assert shape == ExpertShape(4, 8, 300)
+    assert expert_shape([path]) == ExpertShape(4, 8, 300)
+    assert expert_shape([tmp_path / "on another machine", path]) == ExpertShape(4, 8, 300)
     assert wire_columns.EXPERTS == b'"routed_experts":"'

@@ -78,7 +78,8 @@ async def ask(calls: HttpCalls, *, vocab_size: int | None) -> Found:
             heeds_seeds=bool(server.get("enable_deterministic_inference")),
             notices=tuple(notices),
         )
-        shape = expert_shape(Path(info.model_path)) if server.get("enable_return_routed_experts") else None
+        places = [Path(info.model_path), *([calls.options.config_path] if calls.options.config_path else [])]
+        shape = expert_shape(places) if server.get("enable_return_routed_experts") else None
         settings = ServerSettings(
             vocab_size=vocab_size,
             mask_max_tokens=int(server.get("sampling_mask_max_tokens") or wire.MASK_TOKENS_DEFAULT),

@@ -61,9 +61,11 @@ class ExpertShape:
         return np.uint8 if self.experts <= 1 << 8 else np.int16
 
 
-def expert_shape(model_path: Path) -> ExpertShape | str:
-    """The shape of the model's routing, or why it is not known."""
-    path = model_path / "config.json"
+def expert_shape(places: Sequence[Path]) -> ExpertShape | str:
+    """The shape of the model's routing by the first config.json in these places, or why it is not known."""
+    path = next((found for place in places if (found := place / "config.json").exists()), None)
+    if path is None:
+        return f"no config.json in {' or '.join(map(str, places))}; --tokenizer names another directory of the model"
     try:
         config = json.loads(path.read_bytes())
         config = config.get("text_config", config)
