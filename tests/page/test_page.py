@@ -51,6 +51,18 @@ def test_numbers_follow_the_run_without_a_reload(screen: Screen, named: Named) -
     assert screen.errors == []
 
 
+def test_a_target_is_shown_with_the_reason_of_the_last_decision_and_what_is_in_effect(
+    screen: Screen, named: Named
+) -> None:
+    run = named("math", batch_groups=2, max_queued_groups=4, max_lookahead=3, target_staleness_milli=1_500)
+    screen.visit(run.run_id)
+    screen.until("#staleness-target", "Target 1.50 by head: decided with the next publish")
+    run.publish(1)
+    screen.until("#staleness-target", run.get().control.reason)
+    screen.until("#staleness-target", "In effect: max_lookahead 1.5 of 3.")
+    assert screen.errors == []
+
+
 def test_verdict_advice_and_staleness_use_the_words_of_the_terminal(screen: Screen, named: Named) -> None:
     run = whole_run(named)
     found = run.get().estimate
