@@ -1,8 +1,8 @@
 """`python -m bench.lab.predict`: what the status of live runs predicts beside what it measures. Into the docs too.
 
 Random settings (bench/live_loop): all presets and a few fields more, ρ 0.5 to 2. Loads take 0 to three quarters of a
-period, and queues hold half a batch to three. Each is a row of results/staleness_predict.json. What has one is not run
-again.
+period, and queues hold half a batch to three. Each is a row of results/staleness_predict.json. What has one that
+nothing disturbed is not run again.
 """
 
 import argparse
@@ -140,6 +140,10 @@ def _observed(setting: Setting) -> dict[str, Any]:
         return observed(setting, Path(directory))
 
 
+def _is_done(row: dict[str, Any] | None, setting: Setting) -> bool:
+    return row is not None and row["setting"] == asdict(setting) and not row["disturbed"]
+
+
 def rows_table(rows: list[dict[str, Any]]) -> list[str]:
     """Rows of the docs: settings, what was predicted and what was measured."""
     head = ("setting", "N", "C/B", "ρ", "σ", "load, periods", "predicted", "measured", "difference", "undisturbed")
@@ -200,7 +204,9 @@ def main() -> int:
     written = {} if options.anew or not _RESULTS.exists() else json.loads(_RESULTS.read_text())
     rows = {row["setting"]["name"]: row for row in written.get("rows", ())}
     asked = list(settings())
-    left = [one for one in asked if rows.get(one.name, {}).get("setting") != asdict(one)][: options.most]
+    left = [one for one in asked if not _is_done(rows.get(one.name), one)]
+    # What takes longest goes first, so that none is left alone at the end.
+    left = sorted(left, key=lambda one: (-warmup(one), one.preset != "sync"))[: options.most]
     with ThreadPoolExecutor(options.at_once) as pool:
         for found in as_completed([pool.submit(_observed, setting) for setting in left]):
             row = found.result()

@@ -27,7 +27,7 @@ MOST_KEPT = 1_024
 """Answers, and runs, that are kept; the oldest go."""
 MOST_AT_ONCE = 8
 """Questions of a child. Of more that wait, the newest go first."""
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 """Time after which a child is given up."""
 IDLE_S = 10.0
 """Time without questions after which the thread ends."""

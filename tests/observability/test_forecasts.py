@@ -20,6 +20,7 @@ def question(step: float = 1.0, policy: RunPolicy | None = None) -> Question:
         leased=8.0,
         spare=False,
         step=step,
+        idle=0.0,
     )
 
 

@@ -30,11 +30,11 @@ STEPS, WARMUP = 200, 40
 FITTING_STEPS = 60
 EFFECT_STEPS = 100
 LEAST_STEPS = 40
-SAMPLES = 60_000
+SAMPLES = 40_000
 """Responses of a simulation, which bound its steps: about 0.1 s of a core."""
-MOST_GROUPS = 64
+MOST_GROUPS, MOST_RESPONSES = 64, 1_024
 """Larger batches are played smaller, with everything else in proportion."""
-FEW_GROUPS, MANY = 32, 4
+FEW_GROUPS, MANY = 16, 4
 """Groups of a batch up to which a run with so many times as many is played beside it."""
 FITS, FITTED = 8, 0.98
 """Tries to find how many slots there are, and how near to what was measured is near enough."""
@@ -42,6 +42,10 @@ FULL = 0.9
 """Share of its room at which a queue counts as full."""
 SPARE = 1.5
 """Slots over the requests that decode, where engines have more than they need; how many more decides nothing."""
+LEAST_IDLE, MOST_IDLE = 0.01, 0.9
+"""Shares of its time: a wait of the trainer that counts, and the longest that is put down to its calls."""
+MOST_SLOTS = 6
+"""Most slots, over the requests that decode."""
 AHEAD, OUTSTANDING = 2, 2
 """Groups in flight of the first try, over the leases that are held. Leases of a worker over its groups in flight."""
 MOST_TAILNESS = 0.95
@@ -66,6 +70,8 @@ class Question:
     """True where pushes wait for the trainer: engines could make more than they do."""
     step: float
     """Time of a training step."""
+    idle: float
+    """Share of its time that the trainer waits, calls included."""
     lag: float = 0.0
     """Time from a publish to the load."""
     pause: float = 0.0
@@ -80,8 +86,8 @@ def is_near(one: Question, other: Question) -> bool:
     """Tell whether the answer to one stands for the other: numbers differ by NEAR at most, all else is the same."""
     names = ("tailness", "concurrency", "leased", "step", "lag", "pause", "passing")
     pairs = [(getattr(one, name), getattr(other, name)) for name in names]
-    alike = replace(one, **dict(zip(names, [other_value for _, other_value in pairs], strict=True))) == other
-    return alike and all(abs(a - b) <= NEAR * max(a, b) for a, b in pairs)
+    same = replace(other, idle=one.idle, **{name: getattr(one, name) for name in names}) == one
+    return same and abs(one.idle - other.idle) <= NEAR and all(abs(a - b) <= NEAR * max(a, b) for a, b in pairs)
 
 
 class Cause(StrEnum):
@@ -127,7 +133,7 @@ def question(view: RunView, known: Quantities, setting: Setting) -> Question | N
     policy = _policy(view, setting)
     if policy is None:
         return None
-    scale = max(1.0, policy.batch_groups / MOST_GROUPS)
+    scale = max(1.0, policy.batch_groups / MOST_GROUPS, policy.batch_groups * size / MOST_RESPONSES)
     return Question(
         policy=_scaled(policy, 1 / scale),
         group_size=max(1, round(size)),
@@ -136,6 +142,7 @@ def question(view: RunView, known: Quantities, setting: Setting) -> Question | N
         leased=_on_grid(view.window.grown("generation_ms") * known.pass_share / 1000 / view.window.seconds / scale),
         spare=_spare(view, known, setting),
         step=_on_grid(step_s / response_s),
+        idle=round(known.trainer_idle_share or 0.0, 2),
         lag=_on_grid(lag_s / response_s),
         pause=_on_grid(pause_s / response_s),
         knobs=Knobs(lookahead_milli=view.decision.knobs.lookahead_milli),
@@ -146,7 +153,7 @@ def question(view: RunView, known: Quantities, setting: Setting) -> Question | N
 def answer(asked: Question) -> Played | None:
     """Simulate; None where nothing can go on. Takes some tenths of a second."""
     try:
-        slots, groups = _workers(asked)
+        asked, slots, groups = _fitted(asked)
         found = simulate(_simulation(asked, slots, groups, STEPS))
         effects = tuple(_effects(asked, slots, groups))
     except (InvalidField, InvalidPolicy):
@@ -191,26 +198,31 @@ def _without(asked: Question, slots: int, groups: int) -> Iterator[tuple[Cause, 
         yield Cause.FILTER, _simulation(unfiltered, *more, EFFECT_STEPS)
 
 
-def _workers(asked: Question) -> tuple[int, int]:
+def _fitted(asked: Question) -> tuple[Question, int, int]:
     """Slots, and groups in flight: so many responses decode, and leases are held, as were measured.
 
-    By a few short simulations. A worker leases ahead of its slots, and holds twice as many leases as it generates.
+    By a few short simulations. A worker leases ahead of its slots, and holds twice as many leases as it generates. What
+    a trainer waits beyond that is for its calls, and lengthens its step.
     """
     slots = max(1, math.ceil(SPARE * asked.concurrency) if asked.spare else round(asked.concurrency))
+    most = math.ceil(MOST_SLOTS * asked.concurrency)
     groups = max(1, round(AHEAD * asked.leased))
     for _ in range(FITS):
         found = simulate(_simulation(asked, slots, groups, FITTING_STEPS))
         decoding, held = found.mean_concurrency, found.mean_leased / asked.leased if asked.leased else 1.0
-        if decoding < FITTED * min(asked.concurrency, slots):
-            slots = math.ceil(slots * asked.concurrency / decoding)
-        elif decoding < FITTED * slots and held > 1 / FITTED and not asked.spare:
+        if slots < most and decoding < FITTED * min(asked.concurrency, slots):
+            slots = min(math.ceil(slots * asked.concurrency / decoding), most)
+        elif slots < most and decoding < FITTED * slots and held > 1 / FITTED and not asked.spare:
             # Admission holds back, and groups are in flight for too long: more slots make them shorter.
-            slots = math.ceil(slots * held)
+            slots = min(math.ceil(slots * held), most)
         elif not FITTED <= held <= 1 / FITTED and round(groups / held) not in {0, groups}:
             groups = round(groups / held)
+        elif asked.idle > found.trainer_idle_share + LEAST_IDLE:
+            step = asked.step * (1 - found.trainer_idle_share) / (1 - min(MOST_IDLE, asked.idle))
+            asked = replace(asked, step=step, idle=0.0)
         else:
             break
-    return slots, groups
+    return asked, slots, groups
 
 
 def _simulation(asked: Question, slots: int, groups: int, steps: int) -> Simulation:
