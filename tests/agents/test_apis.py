@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.agents import server
@@ -291,3 +293,49 @@ def test_keys_stay_on_this_machine_unless_it_is_said(monkeypatch: pytest.MonkeyP
     assert AgentOptions("m:f", listen="0.0.0.0:0", advertise="host").advertise == "host"
     with pytest.raises(InvalidField, match="hermes or sglang:NAME"):
         AgentOptions("m:f", tools="qwen")
+
+
+# ── SGLang's own parsers ─────────────────────────────────────────────────────
+
+
+async def test_calls_are_read_by_a_parser_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, aiohttp_base: Callable[[web.Application], Awaitable[str]]
+) -> None:
+    """The server's answers are those of SGLang 0.5.23's parser `llama3`."""
+    sent: list[Any] = []
+
+    async def parse(request: web.Request) -> web.Response:
+        sent.append(await request.json())
+        if len(sent) > 1:
+            return web.json_response({"detail": "Unsupported tool_call_parser: llama9"}, status=400)
+        call = {"tool_index": 0, "name": "add", "parameters": '{"a": 1}'}
+        return web.json_response({"normal_text": "", "calls": [call]})
+
+    app = web.Application()
+    app.router.add_post("/parse_function_call", parse)
+    base = await aiohttp_base(app)
+    monkeypatch.setattr("rollout_workers.episode.Episode.engine_address", base)
+    written = '{"name": "add", "parameters": {"a": 1}}'
+    answer = await asked(monkeypatch, written, MESSAGES, messages_body(tools=[ADD]), tools="sglang:llama3")
+    assert answer["content"] == [{"type": "tool_use", "id": "call00000", "name": "add", "input": {"a": 1}}]
+    assert sent[0]["tool_call_parser"] == "llama3"
+    assert sent[0]["tools"][0]["function"]["name"] == "add"
+    with pytest.raises(SamplesFailed, match="status 400 while reading tool calls: Unsupported tool_call_parser"):
+        await asked(monkeypatch, written, MESSAGES, messages_body(tools=[ADD]), tools="sglang:llama9")
+
+
+@pytest.fixture
+async def aiohttp_base() -> AsyncIterator[Callable[[web.Application], Awaitable[str]]]:
+    """Starts an application on a free port; returns its base URL."""
+    runners: list[web.AppRunner] = []
+
+    async def start(app: web.Application) -> str:
+        runner = web.AppRunner(app)
+        runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()

@@ -43,6 +43,9 @@ async def test_turns_are_stitched_token_by_token_into_one_sample(monkeypatch: py
         "user\n1 + 1?\nassistant\n 2 \nuser\nsure?\nassistant\nyes"
     ]
     ids = columns["token_ids"][: sample.tokens]
+    whole = [user("1 + 1?"), {"role": "assistant", "content": " 2 "}, user("sure?")]
+    prompt = ChatTokenizer().apply_chat_template(whole, tokenize=True, add_generation_prompt=True)
+    assert ids.tolist() == [*prompt, *ChatTokenizer().encode("yes"), END]
     second = next(ids for ids in inputs if "sure" in ChatTokenizer().decode(ids, skip_special_tokens=True))
     assert ids[: len(second)].tolist() == second
     mask = columns["loss_mask"][: sample.tokens].astype(bool)
@@ -80,6 +83,7 @@ async def test_tool_calls_are_read_and_come_back_as_they_were_written(monkeypatc
     [
         ([user("1 + 2?"), None, user("sure?")], "message 0 (user) is not what was said: at character 4 '2?' and not"),
         ([user("1 + 1?"), {"role": "assistant", "content": "3"}, user("sure?")], "message 1 (assistant) is not what"),
+        ([user("1 + 1?"), user("2"), user("sure?")], "message 1 (assistant) is now one of user"),
         ([user("1 + 1?")], "it has 1 messages and ends where the conversation has 2"),
         ([user("1 + 1?"), None], "a last message of the assistant"),
         ([user("sure?"), user("sure?"), user("sure?")], "message 0 (user)"),
