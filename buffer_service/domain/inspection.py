@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeAlias, TypeVar
 
-from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.policy import UNSET, RunPolicy
 
 Position: TypeAlias = tuple[int | str, ...]
 """Position at which a page begins: the `following` of the page before, () for the first page."""
@@ -165,6 +165,8 @@ class AdmissionClock:
     published_steps: int
     due_tasks: int
     backing_off_tasks: int
+    lookahead_milli: int = UNSET
+    """Thousandths of max_lookahead that a controller has in effect; UNSET: the policy's."""
 
 
 @dataclass(frozen=True, slots=True)

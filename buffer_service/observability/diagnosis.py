@@ -1,7 +1,7 @@
 """Diagnosis of a run, in words: on whom it waits, for a pull that ran out of time and for `rollout-buffer status`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, required_version
@@ -54,6 +54,7 @@ class Situation:
     @classmethod
     def of(cls, view: RunView) -> Self:
         """The situation of a run."""
+        view = replace(view, policy=view.in_effect)
         needed, policy = _needed(view), view.policy
         queued = view.groups["queued"]
         short = queued.groups < needed

@@ -11,6 +11,7 @@ from buffer_service.control.decision import decide
 from buffer_service.domain import ops
 from buffer_service.domain.steering.decisions import Decision, Outcome, Situation
 from buffer_service.domain.steering.knobs import Knobs
+from buffer_service.rpc.convert.inspection import to_waits
 from buffer_service.rpc.flow.steering import steer
 from tests.store.driver import Run, beside, weights
 
@@ -124,6 +125,17 @@ async def test_an_engine_that_the_policy_itself_holds_back_is_not_held_by_the_co
     assert await decided(run, 2, max_inflight_groups=1)
     assert await granted(run) == 0
     assert (await situation(run)).held_at == -1
+
+
+async def test_who_looks_at_waits_sees_the_room_that_is_in_effect(run: Run) -> None:
+    await run.create(**TARGET)
+    await feed(run)
+    await run.publish(1)
+    assert await decided(run, 1, lookahead_milli=1_250, max_inflight_groups=30)
+    waits = await run.store.waits(run.run_id, 1)
+    assert (waits.policy.max_lookahead, waits.clock.lookahead_milli) == (2, 1_250)
+    rooms = {room.rule: room.groups for room in to_waits(waits).admission.rooms}
+    assert rooms == {"max_inflight_groups": 30, "max_lookahead": 4 + 5}
 
 
 async def test_a_held_engine_is_noted_with_the_version(run: Run) -> None:

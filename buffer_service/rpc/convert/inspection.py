@@ -204,6 +204,7 @@ def _to_admission(policy: RunPolicy, clock: ins.AdmissionClock, leased: int) -> 
             open_step=open_step,
             queued=clock.queued,
             leased=leased,
+            lookahead_milli=clock.lookahead_milli,
         )
         for rule, without in _RULES.items()
     }
