@@ -21,7 +21,7 @@ _MEANS = Row(
         TimeSeries(
             title="Staleness",
             description=(
-                "Mean over the last publishes: measured, by the closed form, and the gate where there is one. With a "
+                "Mean over the last publishes: measured, as predicted, and the gate where there is one. With a "
                 "gate, measured cannot pass it; near it, groups are dropped and short responses preferred."
             ),
             unit="none",
@@ -48,8 +48,8 @@ _MEANS = Row(
         TimeSeries(
             title="Measured minus predicted",
             description=(
-                "Between the dashed lines the closed form explains what is measured. Outside of them something is "
-                "going on that it does not know: `rollout-buffer status` names likely reasons."
+                "Between the dashed lines the prediction explains what is measured. Outside of them something is "
+                "going on that it does not know: `rollout-buffer status` says which reasons have a number."
             ),
             unit="none",
             lines=[

@@ -20,7 +20,7 @@ _GAUGES: dict[str, tuple[str, Value]] = {
         lambda e: e.measured.tokens,
     ),
     "staleness_prediction_tolerance_versions": (
-        "How far measured and predicted staleness may be apart with nothing going on that the closed form misses.",
+        "How far measured and predicted staleness may be apart with nothing going on that the prediction misses.",
         lambda e: e.predicted.tolerance,
     ),
     "utilization_ratio": ("Rollout over train throughput, both while busy.", lambda e: e.quantities.rho),

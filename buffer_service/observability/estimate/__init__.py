@@ -1,4 +1,4 @@
-"""Estimate of a live run's staleness: what it is, what the closed form predicts, and what to change.
+"""Estimate of a live run's staleness: what it is, what is predicted, and what to change.
 
 Pure: from a view of the run to an `Estimate`. Before MIN_PUBLISHES nothing is predicted and no verdict given. Who
 simulates, is handed in: it may take its time.

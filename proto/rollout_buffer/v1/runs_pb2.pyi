@@ -1453,7 +1453,7 @@ Global___UnknownQuantity: typing_extensions.TypeAlias = UnknownQuantity
 
 @typing.final
 class PredictedStaleness(google.protobuf.message.Message):
-    """Mean staleness by a closed form, in versions."""
+    """Mean staleness by a simulation of the run or a closed form, in versions."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
