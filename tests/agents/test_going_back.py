@@ -7,7 +7,9 @@ import pytest
 
 from rollout_buffer.v1 import groups_pb2
 from rollout_workers.agents.episode import AgentEpisode
+from rollout_workers.errors import SamplesFailed
 from rollout_workers.generation.samples import GroupProgress
+from rollout_workers.slots.engine_state import Event
 from tests.agents.talking import AgentScene, chat, user
 from tests.workers.building import eventually, time_passes
 from tests.workers.scripted import script, texts
@@ -174,4 +176,32 @@ async def test_agent_that_begins_otherwise_begins_anew(monkeypatch: pytest.Monke
     assert await second.run()
     assert said(second) == "user\nz\nassistant\n!"
     assert second.progress.discarded == {"not_repeated": first.progress.samples[0].generated}
+    assert second.balanced()
+
+
+async def test_killed_engine_costs_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent()
+    first = AgentScene(agent, tokens_per_s=50.0)
+    script(monkeypatch, lambda _, text: "answer to b" if "\nb" in text else "answer to a")
+    async with first.rollout.running():
+        running = asyncio.create_task((await first.build()).run())
+        await eventually(lambda: len(first.progress.samples[0].turns) == 2 and bool(first.engine._decoding))
+        await time_passes(0.1)
+        await first.engine.die()
+        await first.slot.changes.until(lambda: first.slot.suspect)
+        first.slot.move(Event.LOST)
+        with pytest.raises(SamplesFailed, match="it died"):
+            await asyncio.wait_for(running, 20)
+    assert first.progress.discarded == {}
+    kept = first.progress.to_partial_rollout("w")
+    assert kept is not None
+    before = first.progress.samples[0].output_ids.tolist()
+    agent.answers.clear()
+    second = AgentScene(agent, partial_rollout=kept)
+    assert await second.run()
+    # The tokens that came before the engine died begin the turn, which the other engine ends.
+    assert (agent.answers[0], agent.answers[1].endswith("answer to b")) == ("answer to a", True)
+    assert len(agent.answers[1]) > len("answer to b")
+    assert second.progress.samples[0].output_ids.tolist()[: len(before)] == before
+    assert second.progress.discarded == {}
     assert second.balanced()
