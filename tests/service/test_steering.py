@@ -11,6 +11,7 @@ from buffer_service.rpc.convert.runs import to_run, view_of
 from rollout_buffer.v1 import runs_pb2
 from tests.support.rpc import Rpc, make_task
 from tests.support.views import make_view
+from trainer_client.client.replies import run_state
 
 STEERED = RunPolicy(
     batch_groups=8, max_queued_groups=32, max_lookahead=4, micro_batch_groups=4, target_staleness_milli=1_500
@@ -39,6 +40,14 @@ def test_a_decision_and_the_values_in_effect_travel_with_the_run_and_come_back()
     there = view_of(run)
     assert (there.decision.outcome, there.decision.reason) == (Outcome.HOLDING, DECISION.reason)
     assert there.in_effect == steered().in_effect
+
+
+def test_a_trainer_reads_it_from_the_state_of_its_run() -> None:
+    control = run_state(to_run(steered()), 1).control
+    assert control is not None
+    assert (control.outcome, control.reason) == ("holding", DECISION.reason)
+    assert (control.measured, control.max_lookahead) == (1.49, 1.25)
+    assert run_state(to_run(make_view()), 1).control is None
 
 
 def test_what_is_lowered_is_said_beside_what_was_stated() -> None:
