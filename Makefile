@@ -353,7 +353,7 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-calls bench-cluster bench-columns bench-controller bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-patches bench-peers bench-predict bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-staleness bench-surplus bench-wait
+.PHONY: bench bench-calls bench-cluster bench-columns bench-controller bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-order bench-patches bench-peers bench-predict bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-staleness bench-surplus bench-wait
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -397,6 +397,9 @@ bench-fresh: install ## what fresh starts do to staleness, waste and period, sim
 
 bench-controller: install ## a target of staleness held through jumps, beside a search over fixed settings (simulated; BENCH_ARGS=--live adds live loops)
 	@$(BIN)/python -m bench.lab.controller $(BENCH_ARGS)
+
+bench-order: install ## windows of the order of submission, and the longest first: length bias, waste, staleness, period (simulated)
+	@$(BIN)/python -m bench.lab.order $(BENCH_ARGS)
 
 bench-wait: install ## drop, recycle and wait under the same gate: length bias, waste, staleness, period (simulated)
 	@$(BIN)/python -m bench.lab.wait $(BENCH_ARGS)
