@@ -63,6 +63,9 @@ class WorkloadOptions(LoopOptions):
             help="Generated at once, groups_per_engine over all engines; 0: as many as the slots need.",
         ),
     ] = 0
+    surplus: Annotated[
+        int, _loop(metavar="SAMPLES", help="Begun beyond G; those that have not ended with the first G are cut off.")
+    ] = 0
 
 
 @dataclass(frozen=True)

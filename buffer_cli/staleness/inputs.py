@@ -24,6 +24,7 @@ def workload_of(options: WorkloadOptions) -> Workload:
         reload_pause=options.reload_pause,
         publish_lag=options.publish_lag,
         groups_in_flight=options.groups_in_flight,
+        surplus=options.surplus,
     )
 
 

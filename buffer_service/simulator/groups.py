@@ -11,15 +11,17 @@ class SimulatedGroup:
     """
 
     __slots__ = (
+        "begun",
+        "drawn",
         "head",
         "incarnation",
         "lease",
+        "left",
         "loaded",
         "longest",
         "mean_milli",
         "number",
         "pending",
-        "running",
         "sequence",
         "tail",
         "tokens",
@@ -27,7 +29,9 @@ class SimulatedGroup:
         "version_time",
     )
 
-    def __init__(self, number: int, head: int, durations: list[float], tokens: int, longest: int) -> None:
+    def __init__(
+        self, number: int, head: int, durations: list[float], tokens: int, longest: int, *, surplus: int = 0
+    ) -> None:
         self.number = number
         """Number in the order of starts, from 0."""
         self.loaded = head
@@ -37,10 +41,16 @@ class SimulatedGroup:
         self.mean_milli = head * 1_000
         self.pending = durations
         """Durations of the responses that wait for a slot, last one first."""
-        self.running = 0
-        """Responses in slots."""
+        self.left = len(durations) - surplus
+        """Responses that have to end before it is complete."""
+        self.begun: dict[int, tuple[float, float]] = {}
+        """Responses in slots, by ticket: duration, and what was taken from `version_time` at the start. Of groups with
+        surplus responses only.
+        """
+        self.drawn = tokens * self.left / len(durations) if surplus else tokens
+        """Tokens of as many of its responses as are trained, whichever these are."""
         self.tokens = tokens
-        """Tokens of all responses."""
+        """Tokens of its responses; without the surplus ones when it is complete."""
         self.longest = longest
         self.total_duration = sum(durations)
         self.version_time = 0.0
@@ -63,6 +73,15 @@ class SimulatedGroup:
         """Its last response ended under that version."""
         self.tail = version
         self.mean_milli = min(version * 1_000, max(0, int(self.version_time / self.total_duration * 1_000 + 1e-6)))
+
+    def cut(self) -> None:
+        """Forget the responses that have not ended, as enough have."""
+        unended = [*self.pending, *(duration for duration, _ in self.begun.values())]
+        self.tokens -= round(sum(unended))
+        self.total_duration -= sum(unended)
+        self.version_time += sum(stamp for _, stamp in self.begun.values())
+        self.pending.clear()
+        self.begun.clear()
 
     def age_milli(self, measure: StalenessMeasure) -> int:
         """The version by which it is measured, in milli-versions."""

@@ -207,6 +207,7 @@ class _Run:
             slots_busy=slots.busy_time,
             held=self._held_time,
             losses=self._buffer.losses(),
+            cut_tokens=slots.cut_tokens,
         )
 
     def _measured(self) -> SimulationResult:
@@ -217,7 +218,7 @@ class _Run:
         responses, trained = m.sampled_groups * workload.group_size, m.trained_groups * workload.group_size
         if not m.sampled_groups or not m.trained_groups:
             raise InvalidField("steps", simulation.steps, "more: no group was generated in them")
-        sampled_mean = m.sampled_tokens / responses
+        sampled_mean, cut = m.sampled_tokens / responses, now.cut_tokens - begun.cut_tokens
         return SimulationResult(
             pqs=m.pqs / m.trained_groups,
             iqs=m.iqs / m.trained_groups,
@@ -233,7 +234,8 @@ class _Run:
             trained_max_length=m.trained_max,
             dropped_groups=lost.dropped - lost_before.dropped,
             recycled_groups=lost.recycled - lost_before.recycled,
-            wasted_token_share=(lost.tokens - lost_before.tokens) / m.sampled_tokens,
+            wasted_token_share=(lost.tokens - lost_before.tokens + cut) / (m.made_tokens + cut),
+            surplus_token_share=cut / (m.made_tokens + cut),
             trainer_idle_share=(now.trainer_idle - begun.trainer_idle) / (now.wall - begun.wall),
             slot_idle_share=(now.slots_idle - begun.slots_idle)
             / (workload.concurrency * (now.slot_time - begun.slot_time)),

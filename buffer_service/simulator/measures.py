@@ -21,6 +21,8 @@ class Moment:
     held: float
     """Wall time for which groups were leased, summed over them."""
     losses: Losses
+    cut_tokens: float
+    """Tokens of surplus responses that were cut off."""
 
 
 class Measures:
@@ -29,7 +31,10 @@ class Measures:
     def __init__(self) -> None:
         self.begun: Moment | None = None
         """Moment at which the warm-up was over."""
-        self.sampled_groups = self.sampled_tokens = self.sampled_longest = self.sampled_max = 0
+        self.sampled_groups = self.sampled_longest = self.sampled_max = 0
+        self.sampled_tokens: float = 0
+        """Tokens that G of the responses of each group have, cut off or not."""
+        self.made_tokens = 0
         self.trained_groups = self.trained_tokens = self.trained_max = 0
         self.pqs = self.iqs = 0
         self.token_staleness = 0.0
@@ -41,7 +46,8 @@ class Measures:
         if self.begun is None:
             return
         self.sampled_groups += 1
-        self.sampled_tokens += group.tokens
+        self.sampled_tokens += group.drawn
+        self.made_tokens += group.tokens
         self.sampled_longest += group.longest
         self.sampled_max = max(self.sampled_max, group.longest)
 

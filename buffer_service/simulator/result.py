@@ -29,7 +29,9 @@ class SimulationResult:
     """Groups dropped by overflow or because they were too stale."""
     recycled_groups: int
     wasted_token_share: float
-    """Tokens of dropped and recycled groups over all that were generated."""
+    """Tokens of dropped and recycled groups, and of surplus responses, over all that were generated."""
+    surplus_token_share: float
+    """Tokens of surplus responses that were cut off over all that were generated."""
     trainer_idle_share: float
     slot_idle_share: float
     mean_concurrency: float

@@ -42,9 +42,13 @@ class Slots:
         self._jump: Jump | None = None
         self._ready: deque[SimulatedGroup] = deque()
         """Groups that are leased and not begun."""
-        self._group_size = workload.group_size
+        self._group_size = workload.group_size + workload.surplus
+        self._surplus = workload.surplus
+        self.cut_tokens = 0.0
+        """Tokens of surplus responses that were made and cut off."""
         self._started = 0
-        self._room = (workload.groups_in_flight - 1) * workload.group_size if workload.groups_in_flight else inf
+        room = workload.groups_in_flight * workload.group_size - self._group_size
+        self._room = room if workload.groups_in_flight else inf
         """Most responses that may be left of the groups that are leased, for one more to be leased."""
         self.now = 0.0
         """Slot time of the last event."""
@@ -75,23 +79,29 @@ class Slots:
         """
         limit = until - self._lag
         ends, version, base, current = self._ends, self.version, self._version_base, self._current
-        replace, tickets = heapq.heapreplace, self._tickets
+        replace, tickets, surplus = heapq.heapreplace, self._tickets, self._surplus
         while ends and ends[0][0] <= limit:
-            end, _, group = ends[0]
+            end, ticket, group = ends[0]
             group.version_time += version * end - base
-            group.running -= 1
-            if not group.running and not group.pending:
+            group.left -= 1
+            if surplus:
+                group.longest = max(group.longest, round(group.begun.pop(ticket)[0]))
+            if not group.left:
                 heapq.heappop(ends)
                 self._tickets = tickets
                 self._pass(end)
                 self._idle += 1
+                if surplus:
+                    self._cut(group)
                 group.complete(version)
                 return group
             if current is not None and current.pending:
                 tickets += 1
-                current.running += 1
                 current.version_time -= version * end - base
-                replace(ends, (end + current.pending.pop(), tickets, current))
+                duration = current.pending.pop()
+                replace(ends, (end + duration, tickets, current))
+                if surplus:
+                    current.begun[tickets] = duration, version * end - base
             else:
                 heapq.heappop(ends)
                 self._tickets = tickets
@@ -116,11 +126,22 @@ class Slots:
                     return
             self._idle -= 1
             self._tickets += 1
-            group.running += 1
             group.version_time -= stamp
-            heapq.heappush(self._ends, (now + group.pending.pop(), self._tickets, group))
+            duration = group.pending.pop()
+            heapq.heappush(self._ends, (now + duration, self._tickets, group))
+            if self._surplus:
+                group.begun[self._tickets] = duration, stamp
         while self._room < inf and (leased := self._lease()):
             self._ready.append(leased)
+
+    def _cut(self, group: SimulatedGroup) -> None:
+        """Take the rest of a group that is complete out of its slots."""
+        own = [(end, ticket) for end, ticket, of in self._ends if of is group]
+        self.cut_tokens += sum(group.begun[ticket][0] - (end - self.now) for end, ticket in own)
+        self._ends[:] = [entry for entry in self._ends if entry[2] is not group]
+        heapq.heapify(self._ends)
+        self._idle += len(own)
+        group.cut()
 
     def jump(self, jump: Jump) -> None:
         """Have groups that begin from now on be longer, and decoded at another speed."""
@@ -157,7 +178,8 @@ class Slots:
         if len(self._ends) + pending + len(self._ready) * self._group_size > self._room:
             return None
         durations, tokens, longest = self._next or self._draw()
-        group = SimulatedGroup(self._started, self.version, durations, tokens, longest)
+        longest = 0 if self._surplus else longest
+        group = SimulatedGroup(self._started, self.version, durations, tokens, longest, surplus=self._surplus)
         if not self._start(group):
             self._next = (durations, tokens, longest)
             return None
@@ -176,7 +198,7 @@ class Slots:
 def _draws(workload: Workload, seed: int) -> Iterator[_Drawn]:
     rng = np.random.default_rng(seed)
     while True:
-        lengths = workload.lengths.draw(rng, _GROUPS_DRAWN, workload.group_size)
+        lengths = workload.lengths.draw(rng, _GROUPS_DRAWN, workload.group_size + workload.surplus)
         durations = workload.durations(lengths).tolist()
         yield from zip(durations, lengths.sum(axis=1).tolist(), lengths.max(axis=1).tolist(), strict=True)
 

@@ -59,6 +59,9 @@ class Workload:
     estimate_error: float = 0.0
     """Standard deviation of the logarithm of the expected length over the length of the longest response."""
 
+    surplus: int = 0
+    """Responses that a group begins beyond G; those that have not ended with the first G are cut off. One turn only."""
+
     def __post_init__(self) -> None:
         for name, value, least in (
             ("concurrency", self.concurrency, 1),
@@ -68,12 +71,15 @@ class Workload:
             ("reload_pause", self.reload_pause, 0),
             ("publish_lag", self.publish_lag, 0),
             ("groups_in_flight", self.groups_in_flight, 0),
+            ("surplus", self.surplus, 0),
             ("groups_outstanding", self.groups_outstanding, 0),
             ("submitted_together", self.submitted_together, 1),
             ("estimate_error", self.estimate_error, 0),
         ):
             if value < least:
                 raise InvalidField(name, value, f"at least {least}")
+        if self.surplus and self.turn_tokens:
+            raise InvalidField("surplus", self.surplus, "0 with responses of several turns")
         if not 0 < self.rho < 1_000:
             raise InvalidField("rho", self.rho, "above 0, below 1,000")
 

@@ -1,8 +1,8 @@
 """Samples of a group over several engines of a worker: begun on an idle one, or resumed there when they are the last.
 
 A move aborts the samples where they run, with their tokens kept, and goes on elsewhere from prompt and tokens. It goes
-only to an engine that has no work of its own and weights at least as new, and only where it is expected to save a large
-share of what is left. Invariants: a sample is moved at most once under a lease; versions within a sample do not
+only to an engine that has no work of its own and weights at least as new. It has to be expected to save a large share
+of what is left. Invariants: a sample is moved at most once under a lease; versions within a sample do not
 fall; what a task asks for, the other engine can do.
 """
 

@@ -302,3 +302,22 @@ def test_admission_agrees_with_its_closed_form(eta: int, ratio: float, rho: floa
         assert result.train_period_ratio == pytest.approx(predicted.train_period_ratio, rel=0.05)
     else:
         assert result.train_period_ratio > predicted.train_period_ratio - 0.02
+
+
+def test_surplus_responses_end_with_the_first_g_and_their_slots_are_free_at_once() -> None:
+    """Groups of 100, 200 and 900 tokens of which two make the group, alone in three slots: 200 token times each."""
+    lengths = Empirical(((100, 200, 900),))
+    workload = Workload(3, 2, 0.1, lengths, surplus=1, groups_in_flight=2)
+    result = run(queue_policy("queue_drop", 4), workload, steps=40, warmup=5)
+    assert (result.sampled_mean_length, result.trained_mean_length) == (400, 150)
+    assert result.length_bias == pytest.approx(-0.625)
+    assert result.trained_max_length == 200
+    # 200 of the 900 tokens are made.
+    assert result.surplus_token_share == result.wasted_token_share == pytest.approx(200 / 500)
+    rollout = workload.rollout_time(4, 0)
+    assert result.train_period_ratio * rollout == pytest.approx(4 * 200, rel=0.02)
+
+
+def test_without_surplus_nothing_is_cut() -> None:
+    result = run(queue_policy("queue_drop", 8), Workload(64, 8, 0.8, LENGTHS))
+    assert result.surplus_token_share == 0
