@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.live_loop.loop import Measured, run
-from bench.live_loop.real import windows
+from bench.live_loop.real import GROUPS, windows
 from bench.live_loop.setting import Setting
 from bench.tables import put, table, write_rows
 from buffer_cli.staleness.lab import candidate
@@ -27,6 +27,7 @@ from buffer_service.domain.policy import RunPolicy
 from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
 from buffer_service.simulator.lengths import Lognormal
 from rollout_lab.processes import in_processes
+from trainer_client.policy import Policy
 
 _RESULTS = Path(__file__).parents[1] / "results" / "staleness_fresh.json"
 
@@ -59,9 +60,14 @@ class Live:
     """True for loops so slow that all runs of such settings go at the same time; else the two ways of a seed do."""
 
 
-def _live_setting(written: str, load_s: float, tokens_per_s: float) -> Setting:
+def _fields(written: str) -> tuple[str, dict[str, int]]:
+    """The preset of a policy as it is written, and the fields on top."""
     preset, *words = written.split()
-    fields = {name: int(value) for name, value in (word.split("=") for word in words)}
+    return preset, {name: int(value) for name, value in (word.split("=") for word in words)}
+
+
+def _live_setting(written: str, load_s: float, tokens_per_s: float) -> Setting:
+    preset, fields = _fields(written)
     name = f"`{written}`, reload {load_s:g} s"
     return Setting(name=name, preset=preset, fields=fields, rho=1.0, load_s=load_s, tokens_per_s=tokens_per_s)
 
@@ -81,7 +87,7 @@ LIVE = (
 """Periods of 1 to 2 s, of 20 to 45 s, and of about 40 to 60 s."""
 
 
-REAL = ("queue_drop(1)", "one_step_off")
+REAL = ("queue_drop(1)", "one_step_off", "queue_drop(2) max_lookahead=1")
 REAL_STEPS, REAL_TURNS = 4, (OFF, ON, ON, OFF, OFF, ON)
 
 
@@ -186,21 +192,23 @@ def _limited(setting: Setting, limit_ms: int) -> Setting:
 def _real(sglang_python: Path, only: str) -> list[dict[str, Any]]:
     """Windows of runs on real engines, as rows of live runs: the pairs that follow each other share a seed."""
     rows = []
-    for preset in REAL:
-        if only not in preset:
+    for written in REAL:
+        if only not in written:
             continue
+        preset, fields = _fields(written)
+        policy = Policy(preset=preset, batch_groups=GROUPS, **fields)  # type: ignore[arg-type]
         with tempfile.TemporaryDirectory(prefix="rollout-buffer-real-") as directory:
             turns = [{"fresh_start_ms": limit_ms} for limit_ms in REAL_TURNS]
-            found = windows(preset, turns, Path(directory), sglang_python=sglang_python, steps=REAL_STEPS)
-        for number, (fields, measured) in enumerate(zip(turns, found, strict=True)):
-            setting = {"name": _real_name(preset), "fields": fields}
+            found = windows(policy, turns, Path(directory), sglang_python=sglang_python, steps=REAL_STEPS)
+        for number, (turn, measured) in enumerate(zip(turns, found, strict=True)):
+            setting = {"name": _real_name(written), "fields": turn}
             rows.append({"setting": setting, "seed": number // 2, "measured": measured})
             print(rows[-1], flush=True)
     return rows
 
 
-def _real_name(preset: str) -> str:
-    return f"`{preset}`, two SGLang engines"
+def _real_name(written: str) -> str:
+    return f"`{written}`, two SGLang engines"
 
 
 def _run(piece: tuple[Live, dict[str, Any]]) -> Measured:
@@ -217,7 +225,7 @@ _LIVE_HEAD = (
 
 
 def _live_lines(rows: list[dict[str, Any]]) -> list[tuple[object, ...]]:
-    named = [(live.setting.name, live.steps) for live in LIVE] + [(_real_name(preset), REAL_STEPS) for preset in REAL]
+    named = [(live.setting.name, live.steps) for live in LIVE] + [(_real_name(written), REAL_STEPS) for written in REAL]
     return [line for name, steps in named if (line := _live_line(name, steps, rows))]
 
 

@@ -32,14 +32,14 @@ _POLL_S = 0.05
 
 
 def windows(
-    preset: str, turns: Sequence[Mapping[str, object]], directory: Path, *, sglang_python: Path, steps: int
+    policy: Policy, turns: Sequence[Mapping[str, object]], directory: Path, *, sglang_python: Path, steps: int
 ) -> list[dict[str, Any]]:
     """Run one loop, with the fields of each turn in effect for a window of so many steps; what each window measured."""
-    return asyncio.run(_windows(preset, turns, directory, sglang_python, steps))
+    return asyncio.run(_windows(policy, turns, directory, sglang_python, steps))
 
 
 async def _windows(
-    preset: str, turns: Sequence[Mapping[str, object]], at: Path, python: Path, steps: int
+    policy: Policy, turns: Sequence[Mapping[str, object]], at: Path, python: Path, steps: int
 ) -> list[dict[str, Any]]:
     models = (at / "model-0", at / "model-1")
     for model in models:
@@ -60,13 +60,13 @@ async def _windows(
     ]
     try:
         urls = await asyncio.gather(*(launcher.start() for launcher in launchers))
-        return await asyncio.to_thread(_measured, preset, turns, at, models, urls, steps)
+        return await asyncio.to_thread(_measured, policy, turns, at, models, urls, steps)
     finally:
         await asyncio.gather(*(launcher.stop() for launcher in launchers))
 
 
 def _measured(
-    preset: str,
+    policy: Policy,
     turns: Sequence[Mapping[str, object]],
     at: Path,
     models: Sequence[Path],
@@ -83,9 +83,7 @@ def _measured(
         service(at, "process") as served,
         BufferClient(served.address) as client,
         FilesPublisher(at / "published", serve="path") as publisher,
-        client.session(
-            "real", policy=Policy(preset=preset, batch_groups=GROUPS), tasks=_tasks(), publisher=publisher
-        ) as session,
+        client.session("real", policy=policy, tasks=_tasks(), publisher=publisher) as session,
         worker(served.address, "real", at / "worker.log", *flags),
         _Loads(served.address) as loads,
     ):

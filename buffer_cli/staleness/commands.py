@@ -166,8 +166,8 @@ def lab(
         _policy(
             "--policy",
             metavar="POLICY",
-            help="A preset as it is written, and fields to set, 'streaming(4) order=lifo'; repeatable. "
-            "The first one sets the pace. Default: a selection.",
+            help="A preset as it is written, and fields to set, 'streaming(4) order=lifo'; repeatable. Also surplus, "
+            "samples beyond G, and estimate_error. The first one sets the pace. Default: a selection.",
         ),
     ] = None,
     as_json: JsonOption = False,
