@@ -22,7 +22,7 @@ from buffer_service.settings import Settings
 from buffer_wire.connection.access import Access
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions
-from rollout_workers.options import WorkerOptions
+from rollout_workers.options import AgentOptions, WorkerOptions
 from tests.support.commands import command
 from tests.support.rpc import connect, make_task
 from tests.support.service import ServiceProcess, running_service
@@ -75,8 +75,9 @@ def test_worker_has_an_option_for_every_option_of_a_worker() -> None:
     access = {field.name for field in fields(Access)} - {"token", "insecure"}
     launch = {field.name for field in fields(LaunchOptions)} - {"model_path", "engines", "extra_flags"}
     simulated = {field.name for field in fields(SimulatedOptions)} - {"engines"}
+    agent = {f"agent_{field.name}" for field in fields(AgentOptions)} - {"agent_function"}
     weights = {"weights_token_file", "weights_tls_ca"}
-    assert plain | access | weights | launch | simulated | {"launch", "simulate", "engines", "engine_flag"} == options
+    assert plain | access | agent | weights | launch | simulated | {"launch", "simulate", "engines", "engine_flag"} == options
 
 
 def test_config_prints_the_effective_settings_without_secrets() -> None:
