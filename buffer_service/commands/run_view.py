@@ -43,12 +43,14 @@ def as_decision(packed: bytes) -> Decision:
     """The controller's last decision; NO_DECISION for ''."""
     if not packed:
         return NO_DECISION
-    version, moved_at, moves, target_milli, by_token, outcome, measured_milli, reason, *lowered = unpack(packed)
+    version, moved_at, moves, pace_milli, target_milli, by_token, outcome, *rest = unpack(packed)
+    measured_milli, reason, *lowered = rest
     micro_batch_groups, max_queued_groups, lookahead_milli, max_inflight_groups = lowered
     return Decision(
         version=version,
         moved_at=moved_at,
         moves=moves,
+        pace_milli=pace_milli,
         target_milli=target_milli,
         by_token=bool(by_token),
         outcome=Outcome(text(outcome)),

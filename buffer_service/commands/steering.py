@@ -21,6 +21,7 @@ def decide(run_id: str, decision: Decision) -> Command[bool]:
         decision.version,
         decision.moved_at,
         decision.moves,
+        decision.pace_milli,
         decision.target_milli,
         int(decision.by_token),
         decision.outcome.value,

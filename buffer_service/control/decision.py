@@ -8,7 +8,8 @@ Order of the knobs, by what they cost: smaller micro-batches take in-queue stale
 the queue costs generated groups; it moves where groups come without leases, which admission does not hold. Lookahead
 costs trainer time, the limit in flight more of it for as much; it moves last.
 
-Never two moves in a row: each waits until the one before shows. Within `BAND` of the target nothing moves.
+Never two moves in a row: each waits until the one before shows. Within `BAND` of the target nothing moves. Where a
+correction turns back, as around a jump of the mean between two settings, it is half as large as the last one.
 """
 
 import math
@@ -37,6 +38,9 @@ BAND, RELATIVE_BAND = 0.15, 0.1
 
 GAIN = 0.7
 """Share of what the mean is off by which the lookahead moves: a mean over few publishes is a noisy one."""
+
+LEAST_PACE = 100
+"""Smallest share of a whole correction, in thousandths."""
 
 STEP, RELATIVE_STEP = 0.5, 0.5
 """Largest move of the lookahead: versions, or that share of the target where it is more."""
@@ -98,25 +102,24 @@ class _Judgement:
         self._off = self._mean - self._target
         # A mean over more publishes is less noisy.
         self._band = max(BAND, RELATIVE_BAND * self._target) * math.sqrt(LEAST_PUBLISHES / found.publishes)
+        self._pace = _pace(situation.decided.pace_milli, up=self._off < 0)
         self._held = situation.held_at >= situation.version - 1
         """True when admission held an engine back since the publish before this one."""
 
     def decision(self) -> Decision:
         """The decision."""
         says = f"mean staleness {self._mean:.2f} over {self._found.publishes} publishes, target {self._target:.2f}"
-        if self._off > self._band:
-            moved = self._smaller_micro_batches() or self._less()
-            if moved is None:
-                within = what_would_reach(self._policy, self._found)
-                why = f"{says}: every knob is at its least; within reach with {within}"
-                return self._stays(Outcome.OUT_OF_REACH, why)
-            return self._moves(*moved, says)
-        if self._held and (moved := self._smaller_micro_batches()):
-            return self._moves(*moved, f"{says}, for which admission holds engines back")
-        if self._off >= -self._band:
+        above, below = self._off > self._band, self._off < -self._band
+        if (above or (self._held and not below)) and (moved := self._smaller_micro_batches()):
+            return self._moves(*moved, says if above else f"{says}, for which admission holds engines back")
+        if not above and not below:
             return self._stays(Outcome.HOLDING, says)
-        moved = self._more()
-        return self._moves(*moved, says) if moved else self._stays(Outcome.OPEN, f"{says}: no knob holds it down")
+        if moved := self._less() if above else self._more():
+            return replace(self._moves(*moved, says), pace_milli=self._pace)
+        if below:
+            return self._stays(Outcome.OPEN, f"{says}: no knob holds it down")
+        within = what_would_reach(self._policy, self._found)
+        return self._stays(Outcome.OUT_OF_REACH, f"{says}: every knob is at its least; within reach with {within}")
 
     def _stays(self, outcome: Outcome, reason: str) -> Decision:
         return replace(
@@ -146,32 +149,31 @@ class _Judgement:
 
     def _less(self) -> tuple[Knobs, str] | None:
         if self._found.leased_share < MOSTLY:
-            return self._queue(max(FACTOR, self._target / self._mean))
+            return self._queue(self._ratio())
         policy, knobs = self._policy, self._knobs
         now = lookahead_milli(policy, knobs)
-        then = _clamped(policy, now - round(min(GAIN * self._off, self._step()) * MILLI))
+        then = _clamped(policy, now + self._step())
         if then < now:
             return self._ahead(now, then)
         in_flight = inflight_groups(policy, knobs) or math.ceil(self._found.in_flight)
-        fewer = max(policy.batch_groups, math.floor(in_flight * max(FACTOR, self._target / self._mean)))
+        fewer = max(policy.batch_groups, math.floor(in_flight * self._ratio()))
         return self._in_flight(in_flight, fewer) if fewer < in_flight else None
 
     # ── up, what costs most first ──
 
     def _more(self) -> tuple[Knobs, str] | None:
         policy, knobs = self._policy, self._knobs
-        ratio = min(1 / FACTOR, self._target / max(self._mean, BAND))
         if knobs.max_inflight_groups:
-            more = math.ceil(knobs.max_inflight_groups * ratio)
+            more = math.ceil(knobs.max_inflight_groups * self._ratio())
             # A limit that leaves room again holds nothing.
             free = more > 2 * self._found.in_flight or not self._held
             return self._in_flight(knobs.max_inflight_groups, 0 if free else more)
         now = lookahead_milli(policy, knobs)
-        then = _clamped(policy, now + round(min(-GAIN * self._off, self._step()) * MILLI))
+        then = _clamped(policy, now + self._step())
         if self._held and then > now:
             return self._ahead(now, then)
         if knobs.max_queued_groups:
-            return self._queue(ratio)
+            return self._queue(self._ratio())
         return self._larger_micro_batches()
 
     def _larger_micro_batches(self) -> tuple[Knobs, str] | None:
@@ -190,8 +192,15 @@ class _Judgement:
 
     # ── moves ──
 
-    def _step(self) -> float:
-        return max(STEP, RELATIVE_STEP * self._target)
+    def _step(self) -> int:
+        """Thousandths of a version by which the lookahead moves."""
+        most = max(STEP, RELATIVE_STEP * self._target)
+        return round(math.copysign(min(GAIN * abs(self._off), most), -self._off) * abs(self._pace))
+
+    def _ratio(self) -> float:
+        """Factor of a number of groups."""
+        whole = min(1 / FACTOR, max(FACTOR, self._target / max(self._mean, BAND)))
+        return math.pow(whole, abs(self._pace) / MILLI)
 
     def _ahead(self, now: int, then: int) -> tuple[Knobs, str]:
         return replace(self._knobs, lookahead_milli=then), f"lookahead {_versions(now)} -> {_versions(then)} versions"
@@ -208,6 +217,17 @@ class _Judgement:
             return None
         knobs = replace(self._knobs, max_queued_groups=0 if then == policy.max_queued_groups else then)
         return knobs, f"max_queued_groups {now} -> {then}"
+
+
+def _pace(before: int, *, up: bool) -> int:
+    """Share of a whole correction to make now: half of the last one's where the direction turns, else twice."""
+    if not before:
+        share = MILLI
+    elif (before > 0) is up:
+        share = min(MILLI, 2 * abs(before))
+    else:
+        share = max(LEAST_PACE, abs(before) // 2)
+    return share if up else -share
 
 
 def _clamped(policy: RunPolicy, ahead: int) -> int:

@@ -89,6 +89,16 @@ def test_a_mean_over_few_publishes_is_believed_less() -> None:
     assert [decide(one).outcome for one in (near, few)] == [Outcome.MOVED, Outcome.HOLDING]
 
 
+def test_a_correction_that_turns_back_is_half_of_the_last_one_and_one_that_goes_on_is_twice_of_it() -> None:
+    stale = situation(POLICY, None, 3.0, held=True)
+    paces = {}
+    for before in (0, -1_000, 1_000, -250, 100, -100):
+        moved = decide(replace(stale, decided=replace(stale.decided, pace_milli=before)))
+        paces[before] = moved.pace_milli
+        assert moved.knobs.lookahead_milli == 2_000 + round(0.7 * moved.pace_milli)
+    assert paces == {0: -1_000, -1_000: -1_000, 1_000: -500, -250: -500, 100: -100, -100: -200}
+
+
 def test_a_run_that_nothing_holds_back_is_fresher_and_left_alone() -> None:
     assert decided(staleness=1.0, held=False).outcome is Outcome.OPEN
 

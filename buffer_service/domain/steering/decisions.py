@@ -30,6 +30,8 @@ class Decision:
     moved_at: int = UNSET
     """Version of the last move."""
     moves: int = 0
+    pace_milli: int = 0
+    """Share of a whole correction that the last one was, in thousandths; negative: downwards. 0: none was made yet."""
     target_milli: int = 0
     """Target that it was made for."""
     by_token: bool = False
