@@ -40,13 +40,19 @@ class World:
 
     def policy(self, rng: Random) -> runs_pb2.RunPolicy:
         """One under which things move, in all ways there are."""
+        order = rng.choice((0, 1, 2, 3, 4, 5))
+        # A window needs room for what is admitted.
+        window = rng.choice((0, 1, 3)) if order == runs_pb2.ORDER_SUBMISSION else 0
         return runs_pb2.RunPolicy(
             batch_groups=rng.choice((1, 2, 4)),
             max_queued_groups=rng.choice((8, 16)),
             max_pending_tasks=rng.choice((16, 64)),
             overflow_action=rng.choice((0, 1, 2, 3)),  # type: ignore[arg-type]
             stale_action=rng.choice((0, 1, 2, 3)),  # type: ignore[arg-type]
-            order=rng.choice((0, 1, 2, 3, 4, 5)),  # type: ignore[arg-type]
+            order=order,  # type: ignore[arg-type]
+            max_lookahead=1 if window else None,
+            order_window_groups=window,
+            longest_first=rng.choice((False, True)),
             lease_ttl_ms=rng.choice((1_000, 5_000)),
             retained_steps=2,
         )

@@ -39,6 +39,7 @@ _PROGRESS = {
     "checkpointed_steps": ("checkpointed_steps", "Steps below this one are freed."),
     "world_size": ("world_size_ranks", "Ranks of the trainer, 0 before its first pull."),
     "revision": ("revision", "Counts changes of the run."),
+    "awaited": ("awaited_groups", "Groups in flight that the trainer's pull waits for although enough are queued."),
 }
 
 
