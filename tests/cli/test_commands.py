@@ -77,7 +77,8 @@ def test_worker_has_an_option_for_every_option_of_a_worker() -> None:
     simulated = {field.name for field in fields(SimulatedOptions)} - {"engines"}
     agent = {f"agent_{field.name}" for field in fields(AgentOptions)} - {"agent_function"}
     weights = {"weights_token_file", "weights_tls_ca"}
-    assert plain | access | agent | weights | launch | simulated | {"launch", "simulate", "engines", "engine_flag"} == options
+    engines = launch | simulated | {"launch", "simulate", "engines", "engine_flag"}
+    assert plain | access | agent | weights | engines == options
 
 
 def test_config_prints_the_effective_settings_without_secrets() -> None:
