@@ -118,8 +118,8 @@ class _Judgement:
             return replace(self._moves(*moved, says), pace_milli=self._pace)
         if below:
             return self._stays(Outcome.OPEN, f"{says}: no knob holds it down")
-        within = what_would_reach(self._policy, self._found)
-        return self._stays(Outcome.OUT_OF_REACH, f"{says}: every knob is at its least; within reach with {within}")
+        within = what_would_reach(self._policy, self._found, self._off)
+        return self._stays(Outcome.OUT_OF_REACH, f"{says}: every knob is at its least. {within}")
 
     def _stays(self, outcome: Outcome, reason: str) -> Decision:
         return replace(

@@ -140,7 +140,10 @@ def test_the_limit_in_flight_moves_when_the_lookahead_is_at_its_least_and_never_
     limited = Knobs(lookahead_milli=1_000, max_inflight_groups=N)
     given_up = decided(ahead, 1.0, knobs=limited)
     assert given_up.outcome is Outcome.OUT_OF_REACH
-    assert "within reach with prefetch_batches 0" in given_up.reason
+    assert given_up.reason.endswith(
+        "0.50 versions are too many; prefetch_batches 0 takes away up to 0.50, batch_groups 32 takes away up to 0.50, "
+        "micro_batch_groups 2 takes away up to 0.44"
+    )
 
 
 def test_what_costs_most_is_given_back_first() -> None:
