@@ -53,6 +53,8 @@ class World:
             max_lookahead=1 if window else None,
             order_window_groups=window,
             longest_first=rng.choice((False, True)),
+            target_staleness_milli=rng.choice((0, 0, 500, 2_000)),
+            target_measure=rng.choice((0, 1, 2)),  # type: ignore[arg-type]
             lease_ttl_ms=rng.choice((1_000, 5_000)),
             retained_steps=2,
         )
