@@ -191,7 +191,8 @@ def test_place_of_a_difference() -> None:
 
 
 async def test_request_beside_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, lambda *_: "2")
+    monkeypatch.setattr("rollout_workers.agents.rollout._LAST_WORDS_S", 0.05)
+    script(monkeypatch, lambda *_: "2" * 200)
 
     async def agent(episode: AgentEpisode) -> float:
         await asyncio.gather(chat(episode, [user("a")]), ask(episode, CHAT, {"messages": [user("b")]}))
@@ -220,7 +221,7 @@ async def test_request_that_is_sent_again_is_answered_with_the_same_turn(monkeyp
 
 
 async def test_agent_that_does_not_wait_for_its_answer_has_made_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, lambda *_: "2")
+    script(monkeypatch, lambda _, text: "2" * 200 if "\nb" in text else "2")
     left: list[Any] = []
 
     async def agent(episode: AgentEpisode) -> float:
@@ -229,7 +230,7 @@ async def test_agent_that_does_not_wait_for_its_answer_has_made_no_sample(monkey
         await eventually(lambda: len(scene.progress.samples[0].turns) == 2)
         return 1.0
 
-    scene = AgentScene(agent, tokens_per_s=20.0)
+    scene = AgentScene(agent, tokens_per_s=50.0)
     with pytest.raises(SamplesFailed, match="returned while a request of its was unanswered"):
         await scene.run()
     status, answer = await left[0]
