@@ -136,7 +136,7 @@ def _called(trial: "partial[Trial]") -> Trial:
     return trial()
 
 
-_PARTS = {"rows": ("policy", at_one_pace), "frontier": ("name", on_the_same_engines)}
+_PARTS = {"frontier": ("name", on_the_same_engines), "rows": ("policy", at_one_pace)}
 """Lists of the results: what names the policy in a row, and what makes the rows."""
 
 
