@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 
 _TAIL = 500
 """Characters of a failed program's errors that are shown."""
+
+# Becomes the program that follows, after it has asked the kernel to be killed when its parent ends (prctl 1 is
+# PR_SET_PDEATHSIG): a worker that is killed leaves no agent behind.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"cannot be started: {error}")
+"""
 
 
 class AgentEpisode:
@@ -59,9 +73,13 @@ class AgentEpisode:
         """Run a program that is the agent, with `self.env` and these variables; returns what it wrote to its output.
 
         `text` is its input. It ends with the episode, and all that it has started with it. Raises RuntimeError where
-        its exit code is not 0, with the end of its errors; OSError where it cannot be started.
+        its exit code is not 0, with the end of its errors.
         """
         process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-ISc",
+            _DIE_WITH_PARENT,
+            str(os.getpid()),
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

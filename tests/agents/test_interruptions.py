@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.agents.talking import CHAT, AgentScene, ask, chat, user
 from tests.workers.building import eventually, time_passes
 from tests.workers.scripted import script
 from tests.workers.test_rollout_engine import Breaking
+from tests.workers.training import until
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
@@ -126,6 +128,32 @@ async def test_program_that_fails_says_why() -> None:
 
     with pytest.raises(SamplesFailed, match="sh ended with exit code 3: no such tool"):
         await AgentScene(agent).run()
+
+    async def another(episode: AgentEpisode) -> float:
+        await episode.run("no-such-program")
+        return 1.0
+
+    with pytest.raises(
+        SamplesFailed, match="no-such-program ended with exit code 1: cannot be started: .*No such file"
+    ):
+        await AgentScene(another).run()
+
+
+def test_worker_that_is_killed_leaves_no_program_behind(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    worker = (
+        "import asyncio, types\n"
+        "from rollout_workers.agents.episode import AgentEpisode\n"
+        "from rollout_workers.agents.server import Place\n"
+        "task = types.SimpleNamespace(metadata_json='', environment='', messages=[])\n"
+        "episode = AgentEpisode(types.SimpleNamespace(task=task, sample_index=0), Place('e', 't', 'http://x'))\n"
+        f"asyncio.run(episode.run('sh', '-c', 'echo $$ > {pid}; exec sleep 600'))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", worker])
+    until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the program runs")
+    process.kill()
+    process.wait()
+    until(lambda: _is_gone(int(pid.read_text())), "the program is gone")
 
 
 async def test_plain_function_runs_in_a_thread_and_one_that_goes_on_asking_is_left(
