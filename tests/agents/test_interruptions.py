@@ -1,7 +1,6 @@
 """Interruptions in the middle of an agent's request: new weights, a connection that breaks, the end of the episode."""
 
 import asyncio
-import os
 import subprocess
 import sys
 import threading
@@ -118,7 +117,7 @@ def _is_gone(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return True
-    return state == "Z" or os.getpgid(pid) == os.getpgid(0)
+    return state == "Z"
 
 
 async def test_program_that_fails_says_why() -> None:
@@ -133,9 +132,7 @@ async def test_program_that_fails_says_why() -> None:
         await episode.run("no-such-program")
         return 1.0
 
-    with pytest.raises(
-        SamplesFailed, match="no-such-program ended with exit code 1: cannot be started: .*No such file"
-    ):
+    with pytest.raises(SamplesFailed, match=r"no-such-program ended with exit code 1: cannot be started: .*No such"):
         await AgentScene(another).run()
 
 
