@@ -4,6 +4,8 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from buffer_wire.errors import InvalidField, ReplayGap, StepAhead, UnknownGroup, UnknownRun, UnknownTask
 from rollout_buffer.v1 import common_pb2, groups_pb2, runs_pb2, tasks_pb2
 from rollout_buffer.v1 import inspect_pb2 as pb
@@ -210,6 +212,20 @@ def test_waits_name_a_blocked_push_its_maker_and_what_binds(rpc: Rpc) -> None:
         pushing.join(DEADLINE_S)
     assert not pushing.is_alive()
     assert waits(run).blocked_groups == 0
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        {"stale_action": runs_pb2.STALE_ACTION_WAIT, "max_staleness": 1, "max_lookahead": 1},
+        {"order": runs_pb2.ORDER_SUBMISSION, "order_window_groups": 2, "max_lookahead": 1},
+        {"order": runs_pb2.ORDER_SUBMISSION, "order_window_groups": 2, "reserve_queue_space": True},
+    ],
+)
+def test_waits_of_a_run_whose_batches_wait_for_groups_in_flight(rpc: Rpc, waiting: dict[str, Any]) -> None:
+    run = rpc.create(batch_groups=2, max_queued_groups=4, **waiting)
+    (room,) = waits(run).admission.rooms
+    assert room.groups == 4
 
 
 def test_an_ended_task_says_why(rpc: Rpc) -> None:

@@ -289,7 +289,7 @@ def _policy(view: RunView, setting: Setting) -> RunPolicy | None:
 
 def _scaled(policy: RunPolicy, scale: float) -> RunPolicy:
     """The policy with every number of groups multiplied."""
-    names = ("batch_groups", "max_queued_groups", "micro_batch_groups", "max_inflight_groups")
+    names = ("batch_groups", "max_queued_groups", "micro_batch_groups", "max_inflight_groups", "order_window_groups")
     sizes = {name: getattr(policy, name) for name in names}
     return replace(policy, **{name: max(1, round(size * scale)) for name, size in sizes.items() if size})
 

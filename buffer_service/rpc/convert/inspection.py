@@ -5,7 +5,7 @@ from dataclasses import replace
 from buffer_service.domain import inspection as ins
 from buffer_service.domain.admission import OpenStep, capacity, required_version
 from buffer_service.domain.gate import oldest_useful_version
-from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.policy import UNSET, RunPolicy, StaleAction
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.rpc.convert import fields
 from buffer_wire import limits
@@ -32,6 +32,8 @@ _RULES = {
     "max_lookahead": {"max_inflight_groups": 0, "reserve_queue_space": False},
 }
 """The rules of admission, each with the values of policy fields that leave the others out."""
+_WAITS_FOR_NOBODY = {"stale_action": StaleAction.DROP, "order_window_groups": 0}
+"""What needs a rule that is left out."""
 
 
 # ── requests ─────────────────────────────────────────────────────────────────
@@ -199,7 +201,7 @@ def _to_admission(policy: RunPolicy, clock: ins.AdmissionClock, leased: int) -> 
     open_step = OpenStep(clock.open_target, clock.forming)
     rooms = {
         rule: capacity(
-            replace(policy, **without),  # type: ignore[arg-type]
+            replace(policy, **_WAITS_FOR_NOBODY, **without),  # type: ignore[arg-type]
             unpublished_steps=unpublished,
             open_step=open_step,
             queued=clock.queued,
