@@ -1,4 +1,4 @@
-"""Tiny Qwen3 models made on the spot, without torch: config, safetensors and a byte-level tokenizer.
+"""Tiny Qwen3 and Qwen3-MoE models made on the spot, without torch: config, safetensors and a byte-level tokenizer.
 
 Two kinds: random ones, and constant ones that always emit the same token. With constant models of different tokens as
 successive weight versions, the version that generated each token can be read off the token itself.
@@ -30,6 +30,9 @@ class TinyModelShape:
     kv_heads: int = 2
     head_dim: int = 16
     context_length: int = 4_096
+    experts: int = 0
+    """Experts of each layer; 0: the layers are dense."""
+    experts_per_token: int = 2
 
 
 def write_random_model(directory: Path, *, seed: int = 0, shape: TinyModelShape | None = None) -> Path:
@@ -96,10 +99,18 @@ def _tensors(shape: TinyModelShape, rng: np.random.Generator) -> Tensors:
             at + "self_attn.q_norm.weight": ones(shape.head_dim),
             at + "self_attn.k_norm.weight": ones(shape.head_dim),
             at + "post_attention_layernorm.weight": ones(shape.hidden),
-            at + "mlp.gate_proj.weight": normal(shape.intermediate, shape.hidden),
-            at + "mlp.up_proj.weight": normal(shape.intermediate, shape.hidden),
-            at + "mlp.down_proj.weight": normal(shape.hidden, shape.intermediate),
         }
+        feed_forward = [at + "mlp."]
+        if shape.experts:
+            # Wide apart, so that no rounding changes which experts a token goes to.
+            tensors[at + "mlp.gate.weight"] = 20 * normal(shape.experts, shape.hidden)
+            feed_forward = [f"{at}mlp.experts.{expert}." for expert in range(shape.experts)]
+        for mlp in feed_forward:
+            tensors |= {
+                mlp + "gate_proj.weight": normal(shape.intermediate, shape.hidden),
+                mlp + "up_proj.weight": normal(shape.intermediate, shape.hidden),
+                mlp + "down_proj.weight": normal(shape.hidden, shape.intermediate),
+            }
     return tensors | {
         "model.norm.weight": ones(shape.hidden),
         "lm_head.weight": normal(shape.vocab_size, shape.hidden),
@@ -126,6 +137,16 @@ def _write(directory: Path, shape: TinyModelShape, tensors: Tensors) -> Path:
 
 
 def _config(shape: TinyModelShape) -> dict[str, object]:
+    of_experts = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "moe_intermediate_size": shape.intermediate,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    }
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -146,6 +167,7 @@ def _config(shape: TinyModelShape) -> dict[str, object]:
         "bos_token_id": None,
         "eos_token_id": EOS_ID,
         "pad_token_id": 0,
+        **(of_experts if shape.experts else {}),
     }
 
 
