@@ -2,7 +2,7 @@
 
 A move aborts the samples where they run, with their tokens kept, and goes on elsewhere from prompt and tokens. It goes
 only to an engine that has no work of its own and weights at least as new. It has to be expected to save a large share
-of what is left. Invariants: a sample is moved at most once under a lease; versions within a sample do not
+of what is left. Invariants: a sample is moved at most MOST_MOVES times under a lease; versions within a sample do not
 fall; what a task asks for, the other engine can do.
 """
 
@@ -35,6 +35,8 @@ CONTEXT_PACE = 0.1
 """Time to compute a token of context anew, over that to decode one; cautious: engines are several times faster."""
 CALL_S = 0.2
 """Time of an abort and another call."""
+MOST_MOVES = 3
+"""Times that a sample may be moved under a lease."""
 TAIL = 4
 """Part of a group that its last samples are: a quarter of it, one at least."""
 
@@ -51,11 +53,12 @@ class Part:
     is_guest: bool
     """True on an engine that does not hold the lease."""
     may_move: bool
-    began_at: float = field(default_factory=time.monotonic)
-    beside: int = 0
-    """Requests on the engine when the call began, its own included."""
-    ends: dict[int, float] = field(default_factory=dict)
-    """Times at which samples ended while others went on, by index."""
+    began_at: float = 0.0
+    """Monotonic time at which the call began."""
+    decoded_s: float = 0.0
+    """Time of decoding of all requests on the engine until then."""
+    ends: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Both when samples ended while others went on, by index."""
     target: EngineSlot | None = None
     """Engine on which the samples are to go on."""
 
@@ -71,7 +74,7 @@ class Part:
 
     def ended(self, index: int) -> None:
         """Note that a sample has ended while others go on."""
-        self.ends[index] = time.monotonic()
+        self.ends[index] = time.monotonic(), self.slot.decoding.request_s()
 
 
 class Spread:
@@ -104,7 +107,8 @@ class Spread:
     @contextmanager
     def under_way(self, part: Part) -> Iterator[None]:
         """Have a call under way; at its end what it says of lengths and paces is noted."""
-        part.beside = part.slot.in_flight + len(part.requests)
+        part.began_at = time.monotonic()
+        part.decoded_s = part.slot.decoding.request_s()
         before = {request.sample_index: len(part.progress.samples[request.sample_index]) for request in part.requests}
         self._parts.add(part)
         try:
@@ -119,13 +123,16 @@ class Spread:
     ) -> EngineSlot | None:
         """An idle engine on which half of these new samples end sooner than all do at `home`; None: there is none."""
         count, rest = len(requests), self.lengths.rest(0.0)
-        if rest is None:
+        # Where all are idle, all are about to get work: as at the begin of a step.
+        if rest is None or home in self._idle_since:
             return None
         for slot in self._slots:
             if slot is home or not self._is_free(slot) or not _can_take(slot, progress, home, requests[0]):
                 continue
             here, there = home.in_flight + count, slot.in_flight + count // 2
             if self._gain_s(rest, len(requests[0].input_ids), here, there) is not None:
+                # Those that begin in the same moment go elsewhere, or stay.
+                self._idle_since.pop(slot, None)
                 return slot
         return None
 
@@ -192,14 +199,17 @@ class Spread:
         _log.info("samples moved", samples=samples, lease=lease, engine=here.engine_id, to=there.engine_id)
 
     def _learn(self, part: Part, before: dict[int, int]) -> None:
-        ended_at, beside = time.monotonic(), (part.beside + part.slot.in_flight + 1) / 2
+        now = time.monotonic(), part.slot.decoding.request_s()
         for index, tokens in before.items():
             sample = part.progress.samples[index]
             new = len(sample) - tokens
             if sample.finish is None or new <= 0:
                 continue
             self.lengths.saw(len(sample))
-            self.paces.saw(beside, (part.ends.get(index, ended_at) - part.began_at) / new)
+            ended_at, decoded_s = part.ends.get(index, now)
+            took_s = ended_at - part.began_at
+            if took_s > 0:
+                self.paces.saw((decoded_s - part.decoded_s) / took_s, took_s / new)
 
 
 def _can_take(slot: EngineSlot, progress: GroupProgress, home: EngineSlot, request: SampleRequest) -> bool:

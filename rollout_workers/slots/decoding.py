@@ -42,6 +42,11 @@ class DecodeMeter:
         """Count the tokens of calls that have ended."""
         self._received += tokens
 
+    def request_s(self) -> float:
+        """Time of decoding so far, summed over requests, in seconds."""
+        self._pass()
+        return self._request_s
+
     def show(self) -> Decoded:
         """Totals as of now."""
         self._pass()

@@ -10,6 +10,7 @@ single bad request took with it, costs no sibling.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -23,7 +24,7 @@ from rollout_workers.generation.engine_calls import EMPTY_CALLS, EngineCalls
 from rollout_workers.generation.prompts import check_prompt
 from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.generation.sampling import request_of
-from rollout_workers.generation.spread import Part, Spread
+from rollout_workers.generation.spread import MOST_MOVES, Part, Spread
 from rollout_workers.slots.slot import EngineSlot
 
 _log = structlog.get_logger()
@@ -57,7 +58,7 @@ class SingleTurn:
         self._spread = spread
         self._away: set[int] = set()
         """Samples that run on another engine than the lease's."""
-        self._moved: set[int] = set()
+        self._moves: Counter[int] = Counter()
         self._timeout_s = timeout_s
         self._limit = 0
 
@@ -116,11 +117,14 @@ class SingleTurn:
         return [i for i in indices if i not in away], away, self._all_calls[slot]
 
     def _take_away(self, indices: Iterable[int], slot: EngineSlot) -> None:
-        """Have these samples run on another engine; they stay there, or come home."""
+        """Have these samples go on at an engine."""
         if slot not in self._all_calls:
             self._all_calls[slot] = EngineCalls(self.progress, slot, self._attempts, on_freed=self._freed)
-        self._moved.update(indices)
-        self._away.update(indices)
+        self._moves.update(indices)
+        if slot is self._slot:
+            self._away.difference_update(indices)
+        else:
+            self._away.update(indices)
         self._on_freed()
 
     async def _go_on(self, indices: list[int], calls: EngineCalls) -> None:
@@ -181,9 +185,8 @@ class SingleTurn:
         """Make one engine call; the samples that failed, and the engine on which the others are to go on, if moved."""
         if self._spread is None:
             return await calls.make(requests, left_s), None
-        is_guest = calls is not self._home
-        may_move = not (is_guest or self._moved.intersection(request.sample_index for request in requests))
-        part = Part(self.progress, calls.slot, requests, is_guest=is_guest, may_move=may_move)
+        may_move = all(self._moves[request.sample_index] < MOST_MOVES for request in requests)
+        part = Part(self.progress, calls.slot, requests, is_guest=calls is not self._home, may_move=may_move)
         with self._spread.under_way(part):
             failed = await calls.make(requests, left_s, on_end=part.ended)
         open_now = set(self.progress.unfinished) - failed.keys()

@@ -71,6 +71,34 @@ async def test_answers_depend_on_the_request_and_the_seed_alone() -> None:
     assert 20 < np.exp(np.log(lengths).mean()) < 500
 
 
+async def test_an_interrupted_answer_goes_on_as_it_would_have_where_the_prompt_is_known() -> None:
+    clock = VirtualClock()
+    answers = AnswerOptions(length_median=60, length_sigma=0.4, prompt_tokens=len(PROMPT))
+    engine = make(clock, answers=answers)
+    (whole,) = await clock.run(engine.generate(group(1)))
+    resumed = group(1, input_ids=np.concatenate([PROMPT, whole.output_ids[:20]]), max_new_tokens=980)
+    (rest,) = await clock.run(engine.generate(resumed))
+    assert np.array_equal(rest.output_ids, whole.output_ids[20:])
+    assert np.array_equal(rest.logprobs, whole.logprobs[20:])
+
+
+async def test_samples_in_a_crowd_slow_each_other_down_and_are_as_fast_again_alone() -> None:
+    clock = VirtualClock()
+    engine = make(clock, length=100, crowding=0.5)
+    first = asyncio.create_task(engine.generate(group(1)))
+    await clock.pass_time(2)  # 20 tokens alone.
+    second = asyncio.create_task(engine.generate(group(1)))
+    # Side by side 100 / 15 a second: the first one's 80 take 12 s; then 20 of the second are left, alone.
+    await clock.pass_time(11.9)
+    assert not first.done()
+    await clock.pass_time(0.2)
+    assert first.done()
+    await clock.pass_time(1.8)
+    assert not second.done()
+    await clock.pass_time(0.2)
+    assert second.done()
+
+
 async def test_a_long_answer_is_cut_at_the_requested_length() -> None:
     clock = VirtualClock()
     (sample,) = await clock.run(make(clock).generate(group(1, max_new_tokens=7)))

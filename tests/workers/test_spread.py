@@ -56,9 +56,8 @@ class Two:
         if known:
             for _ in range(40):
                 self.spread.lengths.saw(LONG)
-                # Of one request: the fast engine's. Of more: the slow one's.
+                # Of one request: the fast engine's. Of four: the slow one's.
                 self.spread.paces.saw(1, 1 / 8_000)
-                self.spread.paces.saw(2, 1 / 500)
                 self.spread.paces.saw(4, 1 / 500)
         self.progress = GroupProgress(lease(task(max_new_tokens=2_000, **more)), PROMPT)
         return SingleTurn(self.progress, self.slots[0], Attempts(3), timeout_s=30, spread=self.spread)
@@ -128,7 +127,8 @@ async def test_samples_stay_where_a_move_does_not_pay_or_may_not_be(monkeypatch:
     two.crowd()
     if why == "as slow there":
         two.spread.paces = Paces()
-        two.spread.paces.saw(1, 1 / 500)
+        for requests in range(1, 41):
+            two.spread.paces.saw(requests, 1 / 500)
     elif why == "it has work":
         two.slots[1].in_flight += 1
     elif why == "it fails":
@@ -178,13 +178,21 @@ def test_the_rest_of_a_response_is_that_of_longer_ones() -> None:
     assert lengths.rest(1_000) == 500, "longer than any: a share of what is there"
 
 
-def test_paces_are_those_of_the_nearest_number_of_requests() -> None:
+def test_paces_lie_on_a_line_over_the_requests() -> None:
     paces = Paces()
-    assert paces.at(1) is None
-    paces.saw(8, 0.1)
-    assert paces.at(1) == paces.at(100) == 0.1, "nothing else is known"
-    paces.saw(64, 0.4)
-    assert (paces.at(2), paces.at(15), paces.at(60), paces.at(500)) == (0.1, 0.1, 0.4, 0.4)
-    for _ in range(100):
-        paces.saw(9, 0.2)
-    assert paces.at(8) == pytest.approx(0.2, abs=0.01)
+    rng = np.random.default_rng(0)
+    for count in range(40):
+        assert (paces.at(1) is None) == (count < 32)
+        requests = float(rng.uniform(8, 64))
+        paces.saw(requests, 0.02 + 0.001 * requests + 0.002 * float(rng.standard_normal()))
+    assert paces.at(20) == pytest.approx(0.04, abs=0.002)
+    assert 0.02 < (paces.at(1) or 0) < 0.04, "no less than was seen"
+    assert paces.at(64) == pytest.approx(0.084, abs=0.004)
+
+
+def test_paces_that_do_not_depend_on_the_requests_are_their_mean() -> None:
+    paces = Paces()
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        paces.saw(float(rng.uniform(1, 64)), 0.05 + 0.01 * float(rng.standard_normal()))
+    assert paces.at(1) == paces.at(64) == pytest.approx(0.05, abs=0.002)

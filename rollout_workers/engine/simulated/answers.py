@@ -25,6 +25,8 @@ class AnswerOptions:
     vocab_size: int = 1_024
     """Size of the vocabulary: token ids are uniform in [0, vocab_size)."""
     seed: int = 0
+    prompt_tokens: int = 0
+    """Tokens of every prompt: a partial rollout then goes on as it would have. 0: what is left of it is drawn anew."""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.length_median) and self.length_median >= 1):
@@ -96,18 +98,19 @@ def answer_to(request: SampleRequest, options: AnswerOptions) -> Answer:
     """The answer to `request`: a function of the options' seed, input_ids, seed or else sample_index, the bounds of
     the length, and stop_token_ids. The other sampling parameters mean nothing without a model.
 
-    A partial rollout is a request of its own: how long the interrupted answer was to be is not in its input_ids, so its
-    remaining length is drawn anew.
+    Without `prompt_tokens` a partial rollout is a request of its own: how long the interrupted answer was to be is not
+    in its input_ids, so its remaining length is drawn anew.
     """
-    digest = zlib.crc32(request.input_ids.tobytes())
+    begun = len(request.input_ids) - options.prompt_tokens if options.prompt_tokens else 0
+    digest = zlib.crc32(request.input_ids[: len(request.input_ids) - begun].tobytes())
     own = [request.sample_index] if request.seed is None else [request.seed, 1]
     rng = np.random.default_rng([options.seed, digest, *own])
     drawn = round(options.length_median * float(np.exp(options.length_sigma * rng.standard_normal())))
-    length = min(max(1, request.min_new_tokens, drawn), request.max_new_tokens)
-    tokens = rng.integers(options.vocab_size, size=length, dtype=np.int32)
-    logprobs = np.log1p(-rng.random(length)).astype(np.float32)
+    length = min(max(1, request.min_new_tokens, drawn - begun), request.max_new_tokens)
+    tokens = rng.integers(options.vocab_size, size=begun + length, dtype=np.int32)[begun:]
+    logprobs = np.log1p(-rng.random(begun + length)).astype(np.float32)[begun:]
     may_stop = tokens[request.min_new_tokens :]
     if request.stop_token_ids and len(stops := np.flatnonzero(np.isin(may_stop, request.stop_token_ids))):
         end = request.min_new_tokens + int(stops[0]) + 1
         return Answer(tokens[:end], logprobs[:end], "stop")
-    return Answer(tokens, logprobs, "length" if drawn > request.max_new_tokens else "stop")
+    return Answer(tokens, logprobs, "length" if drawn - begun > request.max_new_tokens else "stop")
