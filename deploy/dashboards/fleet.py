@@ -161,6 +161,33 @@ _ENGINES = Row(
             width=6,
             lines=[Series(run_rate("engine_errors_total"), "errors")],
         ),
+        TimeSeries(
+            title="Samples in flight",
+            description=(
+                "Samples that run on engines, and as many as workers let run. Below the dashed line: admission or "
+                "tasks hold engines back. With --kv-target the line follows the KV caches."
+            ),
+            unit="none",
+            width=12,
+            lines=[
+                Series(of_run("engine_samples"), "run"),
+                Series(of_run("engine_samples_limit"), "may run", dashed=True),
+            ],
+        ),
+        TimeSeries(
+            title="KV cache and moved samples",
+            description=(
+                "Part in use of the fullest engine's cache: at 1 SGLang retracts requests, so lower "
+                "--groups-per-engine or set --kv-target. And samples that idle engines took over, in a second."
+            ),
+            unit="none",
+            width=12,
+            lines=[
+                Series(of_run("engine_kv_usage_max_ratio"), "fullest cache"),
+                Series(run_rate("engine_moved_samples_total"), "samples moved"),
+                Series(run_rate("engine_surplus_samples_total"), "surplus samples cut off"),
+            ],
+        ),
     ],
 )
 
