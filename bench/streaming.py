@@ -170,12 +170,15 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "trained over sampled length": "trained_over_sampled_length",
     }
     cells = {(row["rho"], row["batches"]): row for row in rows}
+
+    def cell(rho: float, name: str, field: str) -> str:
+        return f"{cells[rho, name][field]:.2f}" if (rho, name) in cells else ""
+
     return table(
         ("ρ", *(f"{what}: {name}" for what in shown for name in POLICIES)),
         [
-            (rho, *(f"{cells[rho, name][field]:.2f}" for field in shown.values() for name in POLICIES))
+            (rho, *(cell(rho, name, field) for field in shown.values() for name in POLICIES))
             for rho in sorted({row["rho"] for row in rows})
-            if all((rho, name) in cells for name in POLICIES)
         ],
     )
 

@@ -116,39 +116,38 @@ def _pair(simulation: Simulation) -> tuple[SimulationResult, SimulationResult]:
     return off, on
 
 
-def _simulated(steps: int, processes: int | None) -> list[dict[str, Any]]:
-    asked = simulations(steps)
+def _simulated(steps: int, processes: int | None, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of all simulations; those that are known are not made again."""
+    rows = {(row["policy"], row["rho"], row["lag"]): row for row in known}
+    asked = [one for one in simulations(steps) if one[:3] not in rows]
     flat = [one for *_, seeds in asked for one in seeds]
     with progress(len(flat), "simulations") as done:
         pairs = in_processes(_pair, flat, processes=processes, done=done)
-    rows, shown = [], []
     for index, (written, rho, lag, _) in enumerate(asked):
         found = pairs[index * SEEDS : (index + 1) * SEEDS]
-        rows.append(
-            {
-                "policy": written,
-                "rho": rho,
-                "lag": lag,
-                "off": [result_values(off) for off, _ in found],
-                "on": [result_values(on) for _, on in found],
-            }
-        )
-        periods = [on.train_period_ratio / off.train_period_ratio - 1 for off, on in found]
-        shown.append(
-            (
-                f"`{written}`",
-                f"{rho:g}",
-                f"{lag:g}",
-                *(
-                    _change([(getattr(off, name), getattr(on, name)) for off, on in found], form)
-                    for name, form in _SHOWN
-                ),
-                f"{statistics.mean(periods):+.1%} ± {statistics.stdev(periods):.1%}".replace("-", "−"),
-            )
-        )
+        rows[written, rho, lag] = {
+            "policy": written,
+            "rho": rho,
+            "lag": lag,
+            "off": [result_values(off) for off, _ in found],
+            "on": [result_values(on) for _, on in found],
+        }
+    wanted = [rows[one[:3]] for one in simulations(steps)]
     # The page has the longest lag alone.
-    put("fresh_simulated", table(_HEAD, [row for row in shown if row[2] == f"{LAGS[-1]:g}"]))
-    return rows
+    put("fresh_simulated", table(_HEAD, [_simulated_line(row) for row in wanted if row["lag"] == LAGS[-1]]))
+    return wanted
+
+
+def _simulated_line(row: dict[str, Any]) -> tuple[object, ...]:
+    pairs = list(zip(row["off"], row["on"], strict=True))
+    periods = [on["train_period_ratio"] / off["train_period_ratio"] - 1 for off, on in pairs]
+    return (
+        f"`{row['policy']}`",
+        f"{row['rho']:g}",
+        f"{row['lag']:g}",
+        *(_change([(off[name], on[name]) for off, on in pairs], form) for name, form in _SHOWN),
+        f"{statistics.mean(periods):+.1%} ± {statistics.stdev(periods):.1%}".replace("-", "−"),
+    )
 
 
 _SHOWN = (("staleness", ".2f"), ("token_staleness", ".2f"), ("wasted_token_share", ".1%"))
@@ -279,7 +278,8 @@ def main() -> int:
         named = {row["setting"]["name"] for row in found}
         written["real"] = [row for row in written.get("real", []) if row["setting"]["name"] not in named] + found
     else:
-        written |= {"steps": options.steps, "simulated": _simulated(options.steps, options.processes)}
+        known = written.get("simulated", []) if written.get("steps") == options.steps and not options.anew else []
+        written |= {"steps": options.steps, "simulated": _simulated(options.steps, options.processes, known)}
     write_rows(_RESULTS, written)
     if lines := _live_lines(written.get("live", []) + written.get("real", [])):
         put("fresh_live", table(_LIVE_HEAD, lines))
