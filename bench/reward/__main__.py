@@ -38,14 +38,24 @@ def _run(
     place: loop.Place,
     at: Path,
     turns: Turns,
-) -> None:
+) -> list[cells.Cell]:
+    """Run the cells; those that failed."""
     took: list[float] = []
+    failed: list[cells.Cell] = []
     for number, cell in enumerate(left, 1):
         if cell.seed != start.seed:
             start = loop.Start(cell.seed)
         turns.next(max(took, default=0.0))
         began = time.monotonic()
-        row = loop.run(cell, start, place, at / f"cell-{number}")
+        try:
+            row = loop.run(cell, start, place, at / f"cell-{number}")
+        except Exception as error:
+            # One that stands still is run by the next command. Two in a row: the engine or the service is gone.
+            if failed and failed[-1] == left[number - 2]:
+                raise
+            failed.append(cell)
+            print(f"{number}/{len(left)}  {cell}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            continue
         took.append(time.monotonic() - began)
         results.add({**row, "at": datetime.now(UTC).isoformat(timespec="minutes")})
         rewards, remaining_s = row["reward"], fmean(took) * (len(left) - number)
@@ -54,9 +64,12 @@ def _run(
             f"staleness {fmean(row['staleness']):.2f}; {remaining_s / 60:.0f} minutes left",
             flush=True,
         )
+    return failed
 
 
-def _live(left: Sequence[cells.Cell], results: cells.Results, at: Path, options: argparse.Namespace) -> None:
+def _live(
+    left: Sequence[cells.Cell], results: cells.Results, at: Path, options: argparse.Namespace
+) -> list[cells.Cell]:
     start = loop.Start(left[0].seed)
     start.save(at / "model")
     with (
@@ -66,7 +79,7 @@ def _live(left: Sequence[cells.Cell], results: cells.Results, at: Path, options:
     ):
         assert engine.pid is not None  # noqa: S101 -- it has been started
         place = loop.Place(address, child.process.pid, engine.base_url, engine.pid, options.steps, options.train_s)
-        _run(left, start, results, place, at, turns)
+        return _run(left, start, results, place, at, turns)
 
 
 @contextmanager
@@ -118,12 +131,15 @@ def main() -> int:
     results = cells.Results(options.results, setting)
     left = results.left(cells.cells(options.policy, options.loss, options.seed))[: options.most]
     print(f"{len(results.rows())} results are there, {len(left)} cells to run", flush=True)
+    failed: list[cells.Cell] = []
     if left:
         with tempfile.TemporaryDirectory(prefix="rollout-buffer-reward-") as at:
-            _live(left, results, Path(at), options)
+            failed = _live(left, results, Path(at), options)
     if options.results == RESULTS:
         print(f"written: {', '.join(map(str, write(results)))}")
-    return 0
+    if failed:
+        print(f"failed, and run by the next command: {'; '.join(map(str, failed))}", file=sys.stderr)
+    return bool(failed)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ own. The others correct for μ, each with the bounds that its source uses.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
 
 from trainer_client.collate.padded import PaddedBatch
 from trainer_client.objectives import (
@@ -23,6 +22,9 @@ from trainer_client.objectives import (
     selected_logprobs,
     tis_weights,
 )
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
 
 AIPO_DELTA, DECOUPLED_CAP, TIS_CAP = 4.0, 5.0, 2.0
 OPTIMIZER_STEPS = 2
@@ -99,7 +101,7 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
 class Learner:
     """Owner of the model in training and its optimizer. One thread of torch: the engine has the other core."""
 
-    def __init__(self, model: Qwen3ForCausalLM, loss: str) -> None:
+    def __init__(self, model: "Qwen3ForCausalLM", loss: str) -> None:
         torch.set_num_threads(1)
         self.model = model
         self._loss = LOSSES[loss]

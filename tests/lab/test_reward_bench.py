@@ -1,14 +1,17 @@
 """What staleness costs in reward: order, resumption and statistics of the command, and its losses."""
 
+import fcntl
 import math
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from bench.reward import curves, page
+from bench.reward import curves, page, turns
 from bench.reward.cells import LOSSES, POLICIES, SYNCHRONOUS, Cell, Results, cell_of, cells
 from bench.reward.learner import LOSSES as LOSS_FUNCTIONS
 from bench.reward.learner import Samples
@@ -144,3 +147,25 @@ def test_without_staleness_the_losses_pull_the_same_way_and_with_it_they_differ(
     assert all(
         not torch.allclose(stale[one], stale[other]) for at, one in enumerate(names) for other in names[at + 1 :]
     )
+
+
+def test_a_turn_that_is_over_is_passed_on_between_two_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, lock, got = [0.0], tmp_path / "lock", threading.Event()
+
+    def other() -> None:
+        with lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            got.set()
+
+    monkeypatch.setattr(turns, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: got.wait(timeout=30)))
+    with turns.Turns(lock, longest_s=100.0) as held:
+        waiting = threading.Thread(target=other)
+        waiting.start()
+        now[0] = 60.0
+        held.next(expected_s=30.0)
+        assert not got.is_set()
+        held.next(expected_s=50.0)
+        assert got.is_set()
+        waiting.join()
+        with lock.open("a") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
