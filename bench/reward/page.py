@@ -69,6 +69,7 @@ def lines(rows: Sequence[Row]) -> list[str]:
         "policy",
         "seeds",
         "staleness: mean, max",
+        "log ratio",
         "s a step",
         "CPU s",
         *(f"{loss}, {end}" for loss, end in columns),

@@ -1,4 +1,4 @@
-"""What staleness costs in reward: order, resumption and statistics of the command, and its losses."""
+"""Order, resumption and statistics of the command that measures what staleness costs in reward, and its losses."""
 
 import fcntl
 import math
@@ -114,6 +114,7 @@ def test_the_table_says_how_many_seeds_there_are(tmp_path: Path) -> None:
     rows = [row(), row(seed=2), row("η 2", last=0.5), row("η 2", "TIS", s=0.5)]
     table = page.lines(rows)
     assert table[0].startswith("| policy | seeds | staleness: mean, max |")
+    assert len({line.count("|") for line in table}) == 1
     assert "AIPO, 4 steps" in table[0]
     assert "AIPO, 2 s" in table[0]
     assert table[2].startswith(f"| {SYNCHRONOUS} | 0 to 2 | 2.00, 2 | 0.125 | 1.00 | 5 | 0.600 |")
