@@ -149,7 +149,7 @@ def searched(setting: Setting, as_fresh: float) -> Iterator[Tried]:
     yield tried(lookahead_milli=0, max_inflight_groups=n, micro_batch_groups=small)
     yield tried(max_queued_groups=n)
     for micro in {0, small}:
-        yield from bisected("lookahead_milli", target // 2, round(1.6 * target), 5, micro_batch_groups=micro)
+        yield from bisected("lookahead_milli", 0, round(1.6 * target), 6, micro_batch_groups=micro)
     yield from bisected("max_inflight_groups", n, 2 * slots, 4, micro_batch_groups=small)
 
 

@@ -100,8 +100,9 @@ class _Judgement:
         self._target = self._policy.target_staleness_milli / MILLI
         self._mean = found.token if self._policy.target_measure is TargetMeasure.TOKEN else found.head
         self._off = self._mean - self._target
+        self._wide = max(BAND, RELATIVE_BAND * self._target)
         # A mean over more publishes is less noisy.
-        self._band = max(BAND, RELATIVE_BAND * self._target) * math.sqrt(LEAST_PUBLISHES / found.publishes)
+        self._band = self._wide * math.sqrt(LEAST_PUBLISHES / found.publishes)
         self._pace = _pace(situation.decided.pace_milli, up=self._off < 0)
         self._held = situation.held_at >= situation.version - 1
         """True when admission held an engine back since the publish before this one."""
@@ -116,6 +117,8 @@ class _Judgement:
             return self._stays(Outcome.HOLDING, says)
         if moved := self._less() if above else self._more():
             return replace(self._moves(*moved, says), pace_milli=self._pace)
+        if above and self._off <= self._wide:
+            return self._stays(Outcome.HOLDING, says)
         if below:
             return self._stays(Outcome.OPEN, f"{says}: no knob holds it down")
         within = what_would_reach(self._policy, self._found, self._off)
@@ -155,6 +158,9 @@ class _Judgement:
         then = _clamped(policy, now + self._step())
         if then < now:
             return self._ahead(now, then)
+        if self._off <= self._wide:
+            # What costs most is not moved for little.
+            return None
         in_flight = inflight_groups(policy, knobs) or math.ceil(self._found.in_flight)
         fewer = max(policy.batch_groups, math.floor(in_flight * self._ratio()))
         return self._in_flight(in_flight, fewer) if fewer < in_flight else None
