@@ -353,7 +353,7 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-calls bench-cluster bench-columns bench-controller bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-order bench-patches bench-peers bench-predict bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-staleness bench-surplus bench-wait
+.PHONY: bench bench-calls bench-cluster bench-columns bench-controller bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-order bench-patches bench-peers bench-predict bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-spread bench-staleness bench-surplus bench-wait
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 

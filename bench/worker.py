@@ -23,9 +23,9 @@ def _end_of(log: Path) -> str:
 
 
 @contextmanager
-def worker(address: str, run_id: str, log: Path, *flags: str) -> Iterator[None]:
-    """A worker of the run; `flags` name its engines. Drained at the end, killed if that takes too long. An error of the
-    measurement shows the end of the worker's log.
+def worker(address: str, run_id: str, log: Path, *flags: str) -> Iterator[int]:
+    """A worker of the run, by its process id; `flags` name its engines. Drained at the end, killed if that takes too
+    long. An error of the measurement shows the end of the worker's log.
     """
     program = Path(sys.executable).parent / "rollout-buffer"
     command = [
@@ -35,7 +35,7 @@ def worker(address: str, run_id: str, log: Path, *flags: str) -> Iterator[None]:
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         try:
-            yield
+            yield process.pid
         except BaseException:
             print(f"the end of {log}:\n{_end_of(log)}", file=sys.stderr)
             raise
