@@ -21,9 +21,10 @@ from typing import Any
 from bench.live_loop.loop import run
 from bench.live_loop.setting import Setting
 from bench.tables import put, table, write_rows
-from buffer_service.domain.policy import UNSET
+from buffer_service.domain.policy import UNSET, OverflowAction
 from buffer_service.observability.estimate.closed_forms import is_rough
 from rollout_lab.queue_policies import queue_policy
+from rollout_workers.tasks.dispatcher import OUTSTANDING
 from trainer_client import BufferClient
 
 _RESULTS = Path(__file__).parents[1] / "results" / "staleness_predict.json"
@@ -96,12 +97,15 @@ def settings() -> Iterator[Setting]:
 
 
 def warmup(setting: Setting) -> int:
-    """Steps before those that count: where pushes wait, also those in which the line fills with all that may wait."""
-    waits = setting.fields.get("overflow_action") in {"block", "reject"}
+    """Steps before those that count: as many as a queue takes to fill or drain, or the line of what may wait."""
+    policy = queue_policy(setting.preset, setting.groups_per_batch, **setting.fields)
+    groups = policy.max_queued_groups
     surplus = setting.train_s / (setting.rollout_s + setting.load_s) - 1
-    if not waits or surplus <= 0:
+    if policy.max_lookahead != UNSET or policy.max_inflight_groups or policy.max_staleness != UNSET:
         return WARMUP
-    return WARMUP + min(MOST_WARMUP, round(2 * setting.groups_per_engine / setting.groups_per_batch / surplus))
+    if policy.overflow_action is not OverflowAction.DROP_OLDEST and surplus > 0:
+        groups += OUTSTANDING * setting.groups_per_engine
+    return WARMUP + min(MOST_WARMUP, round(groups / setting.groups_per_batch / max(abs(surplus), 0.01)))
 
 
 def observed(setting: Setting, directory: Path) -> dict[str, Any]:
@@ -128,7 +132,6 @@ def observed(setting: Setting, directory: Path) -> dict[str, Any]:
         "measured": {name: getattr(measured, name) for name in ("pre_queue", "in_queue", "staleness", "groups")},
         "quantities": asdict(estimate.quantities),
         "verdict": list(estimate.verdict.sentences),
-        "difference": (measured.staleness or 0.0) - (predicted.staleness or math.inf),
         "publish_lag_s": live.publish_lag_s,
         "period_s": live.period_s,
         "disturbed": live.disturbed,
@@ -144,6 +147,12 @@ def _is_done(row: dict[str, Any] | None, setting: Setting) -> bool:
     return row is not None and row["setting"] == asdict(setting) and not row["disturbed"]
 
 
+def difference(row: dict[str, Any]) -> float:
+    """Measured minus predicted staleness, in versions; infinite where either is missing."""
+    predicted, measured = (row[side]["staleness"] for side in ("predicted", "measured"))
+    return math.inf if predicted is None or measured is None else measured - predicted
+
+
 def rows_table(rows: list[dict[str, Any]]) -> list[str]:
     """Rows of the docs: settings, what was predicted and what was measured."""
     head = ("setting", "N", "C/B", "ρ", "σ", "load, periods", "predicted", "measured", "difference", "undisturbed")
@@ -151,7 +160,7 @@ def rows_table(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         setting, predicted, measured = Setting(**row["setting"]), row["predicted"], row["measured"]
         number, _, said = setting.name.partition(" ")
-        off = f"{row['difference']:+.2f}".replace("-", "−")
+        off = f"{difference(row):+.2f}".replace("-", "−")
         lines.append(
             (
                 f"{number} `{said}`",
@@ -164,7 +173,7 @@ def rows_table(rows: list[dict[str, Any]]) -> list[str]:
                     f"{one['pre_queue']:.2f} + {one['in_queue']:.2f} = {one['staleness']:.2f}"
                     for one in (predicted, measured)
                 ),
-                off if abs(row["difference"]) <= TOLERANCE else f"**{off}**",
+                off if abs(difference(row)) <= TOLERANCE else f"**{off}**",
                 "no" if row["disturbed"] else "yes",
             )
         )
@@ -182,7 +191,7 @@ def summary_table(rows: list[dict[str, Any]]) -> list[str]:
     head = ("settings", "run", f"within {TOLERANCE}", "within 0.1", "mean difference", "largest")
     lines = []
     for kind, some in kinds.items():
-        off = [abs(row["difference"]) for row in some]
+        off = [abs(difference(row)) for row in some]
         near = (sum(one <= limit for one in off) for limit in (TOLERANCE, 0.1))
         if off:
             lines.append((kind, len(off), *near, f"{sum(off) / len(off):.2f}", f"{max(off):.2f}"))
@@ -212,11 +221,11 @@ def main() -> int:
             row = found.result()
             name = row["setting"]["name"]
             rows[name] = row
-            print(f"{name}: {row['difference']:+.2f}", "DISTURBED" if row["disturbed"] else "", flush=True)
+            print(f"{name}: {difference(row):+.2f}", "DISTURBED" if row["disturbed"] else "", flush=True)
             write_rows(_RESULTS, {"rows": [rows[one.name] for one in asked if one.name in rows]})
     done = [rows[one.name] for one in asked if one.name in rows]
     put("staleness_predict", rows_table(done))
-    within = sum(abs(row["difference"]) <= TOLERANCE for row in done)
+    within = sum(abs(difference(row)) <= TOLERANCE for row in done)
     put("predict_summary", summary_table(done))
     print(f"{within} of {len(done)} settings are within {TOLERANCE} versions; written to {_RESULTS}")
     return bool(within < SHARE * len(done))

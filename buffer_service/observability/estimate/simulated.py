@@ -40,13 +40,13 @@ FITS, FITTED = 8, 0.98
 """Tries to find how many slots there are, and how near to what was measured is near enough."""
 FULL = 0.9
 """Share of its room at which a queue counts as full."""
-SPARE = 1.5
+SPARE = 1.25
 """Slots over the requests that decode, where engines have more than they need; how many more decides nothing."""
 LEAST_IDLE, MOST_IDLE = 0.01, 0.9
 """Shares of its time: a wait of the trainer that counts, and the longest that is put down to its calls."""
 MOST_SLOTS = 6
 """Most slots, over the requests that decode."""
-AHEAD, OUTSTANDING = 2, 2
+AHEAD, OUTSTANDING = 2, 4
 """Groups in flight of the first try, over the leases that are held. Leases of a worker over its groups in flight."""
 MOST_TAILNESS = 0.95
 """Share of the group size up to which a tailness is one of lengths without bound."""
@@ -201,8 +201,8 @@ def _without(asked: Question, slots: int, groups: int) -> Iterator[tuple[Cause, 
 def _fitted(asked: Question) -> tuple[Question, int, int]:
     """Slots, and groups in flight: so many responses decode, and leases are held, as were measured.
 
-    By a few short simulations. A worker leases ahead of its slots, and holds twice as many leases as it generates. What
-    a trainer waits beyond that is for its calls, and lengthens its step.
+    By a few short simulations. A worker leases ahead of its slots, and holds more leases than it generates. What a
+    trainer waits beyond that is for its calls, and lengthens its step.
     """
     slots = max(1, math.ceil(SPARE * asked.concurrency) if asked.spare else round(asked.concurrency))
     most = math.ceil(MOST_SLOTS * asked.concurrency)
