@@ -6,7 +6,7 @@ A reward or rollout function returns a number, or a mapping: `reward`, and furth
 
 Numbers are float32 for the sample. Arrays have a row for each token of the response, or of prompt and response; they
 keep their dtype, and lists of numbers are float32. Invariant: all samples of a group have the same columns, of one
-dtype, axis and item shape.
+dtype, axis and item shape; of a ragged column a sample may have no rows.
 """
 
 import json
@@ -105,7 +105,11 @@ def returned(value: object, *, prompt: int, response: int) -> Returned:
     columns = {
         name: column(name, each, prompt=prompt, response=response) for name, each in value.items() if name != REWARD
     }
-    return Returned(value.get(REWARD), columns)
+    # An empty list tells no dtype and no shape: the sample has no rows, whatever they are elsewhere.
+    known = {
+        name: given for name, given in columns.items() if given.axis != pb.AXIS_RAGGED or given.values.shape != (0,)
+    }
+    return Returned(value.get(REWARD), known)
 
 
 def check_name(name: object) -> None:
@@ -172,15 +176,18 @@ def both(first: Columns, second: Columns) -> Columns:
 
 
 def check_alike(samples: Mapping[int, Columns]) -> None:
-    """Raise InvalidField unless these samples, by index, have the same columns of the same kinds."""
-    first, *others = samples
-    for index in others:
-        for name in sorted({*samples[first], *samples[index]}):
-            kinds = [of[name].kind if (of := samples[i]).get(name) else "absent" for i in (index, first)]
-            if kinds[0] != kinds[1]:
-                raise InvalidField(
-                    f"column {name}", f"{kinds[0]} in sample {index}", f"{kinds[1]}, as in sample {first}"
-                )
+    """Raise InvalidField unless these samples, by index, have the same columns of the same kinds; a sample without a
+    ragged one has no rows of it.
+    """
+    for name in sorted({name for columns in samples.values() for name in columns}):
+        first, kind = next((i, columns[name]) for i, columns in samples.items() if name in columns)
+        for index, columns in samples.items():
+            given = columns.get(name)
+            if given is None and kind.axis == pb.AXIS_RAGGED:
+                continue
+            if given is None or given.kind != kind.kind:
+                what = "absent" if given is None else given.kind
+                raise InvalidField(f"column {name}", f"{what} in sample {index}", f"{kind.kind}, as in sample {first}")
 
 
 def given_to_wire(samples: Sequence[Columns], tokens: Sequence[int]) -> list[tuple[pb.Column, layout.Rows]]:

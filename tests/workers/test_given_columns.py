@@ -114,7 +114,7 @@ async def test_a_reward_function_that_gives_no_column_fails_by_name(function: Re
     [
         ({}, "absent in sample 1'; it must be float32 .. per sample, as in sample 0"),
         ({"x": per_sample(np.int8(3))}, "int8 .. per sample in sample 1"),
-        ({"x": ragged([1])}, "ragged in sample 1"),
+        ({"x": ragged(np.ones(2))}, "ragged in sample 1"),
     ],
 )
 async def test_samples_of_a_group_have_the_same_columns(second: dict[str, Any], why: str) -> None:
@@ -123,6 +123,18 @@ async def test_samples_of_a_group_have_the_same_columns(second: dict[str, Any], 
 
     with pytest.raises(InvalidField, match=why):
         await group_of(progress_of(2, 2), scorer_of(reward))
+
+
+async def test_a_sample_may_have_no_rows_of_a_ragged_column() -> None:
+    def reward(sample: RewardInput) -> Any:
+        boxes: list[Any] = [[], np.ones((2, 4), np.int16), np.ones((0, 4), np.int16)]
+        given = {"boxes": ragged(boxes[sample.sample_index])} if sample.sample_index < 3 else {}
+        return {"reward": 0.0, **given}
+
+    group = await group_of(progress_of(2, 2, 2, 2), scorer_of(reward))
+    assert [sample.extras["boxes"].shape for sample in group.samples] == [(0, 4), (2, 4), (0, 4), (0, 4)]
+    alone = await group_of(progress_of(2), scorer_of(reward))
+    assert "boxes" not in alone.columns
 
 
 async def by_turns(episode: Episode) -> Any:
@@ -177,7 +189,7 @@ async def test_what_goes_on_has_the_columns_of_its_finished_siblings() -> None:
     again = Scene(gives_another, group_size=2, most=1, partial_rollout=scene.progress.to_partial_rollout("w"))
     with pytest.raises(Exception, match="m:f") as failed:
         await again.run()
-    assert "column boxes" in str(failed.value)
+    assert "column mean" in str(failed.value)
 
 
 async def test_a_column_that_is_given_twice_is_refused() -> None:
