@@ -49,7 +49,7 @@ def save_model(directory: Path, seed: int) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        max_position_embeddings=2_048,
+        max_position_embeddings=4_096,
         eos_token_id=END_ID,
         pad_token_id=0,
     )
