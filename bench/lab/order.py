@@ -25,7 +25,8 @@ N, GROUP_SIZE = 32, 8
 SIGMAS = (0.5, 1.0)
 SEEDS = 4
 AHEAD = f"areal(4) max_inflight_groups=0 max_queued_groups={5 * N}"
-GATES = {"drop": AHEAD, "none": f"{AHEAD} max_staleness=none"}
+LOSSES = {"by a gate": AHEAD, "by overflow": "queue_drop(1)", "none": f"{AHEAD} max_staleness=none"}
+"""Policies by what they lose, and how."""
 RHOS = (0.7, 1.4)
 WINDOWS = (4 * N, 2 * N, N, 1)
 LEASED = (
@@ -49,16 +50,17 @@ class Case:
 
 
 def windows() -> Iterator[Case]:
-    """Yield the orders by acceptance, by submission, and within windows; with a gate that drops, and without."""
-    for gate, text in GATES.items():
+    """Yield the orders by acceptance, by submission, and within windows where there is room for them."""
+    for loss, text in LOSSES.items():
         policy = candidate(text, N).policy
         orders = {"fifo": policy, "submission": replace(policy, order=Order.SUBMISSION)}
-        orders |= {f"W = {wide}": replace(orders["submission"], order_window_groups=wide) for wide in WINDOWS}
+        if policy.max_lookahead >= 0:
+            orders |= {f"W = {wide}": replace(orders["submission"], order_window_groups=wide) for wide in WINDOWS}
         for sigma in SIGMAS:
             for rho in RHOS:
                 workload = Workload(N * GROUP_SIZE, GROUP_SIZE, rho, Lognormal.with_mean(1_400.0, sigma, 13_200))
                 for name, ordered in orders.items():
-                    yield Case((gate, f"{sigma:g}", f"{rho:g}"), name, ordered, workload)
+                    yield Case((loss, f"{sigma:g}", f"{rho:g}"), name, ordered, workload)
 
 
 def longest() -> Iterator[Case]:
@@ -99,7 +101,7 @@ def main() -> int:
         for result in found
     ]
     of_windows = [(*case.setting, case.variant, *_cells(by_case[case])) for case in windows()]
-    put("order_simulated", table(("gate", "σ", "ρ", "order", *_SHOWN), of_windows))
+    put("order_simulated", table(("loss", "σ", "ρ", "order", *_SHOWN), of_windows))
     of_longest = [(*case.setting, case.variant, *_cells(by_case[case])) for case in longest()]
     put("longest_simulated", table(("policy", "C/B", "σ", "error of the estimates", *_SHOWN), of_longest))
     for line in (*of_windows, *of_longest):
