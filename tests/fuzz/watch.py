@@ -61,7 +61,9 @@ class Watch:
         return {_name(pid): self._samples[-1][pid] / (1 << 20) for pid in self._pids}
 
     def _processes(self) -> list[int]:
-        return sorted([self._service.pid, *descendants(self._service.pid)])
+        """Processes that last; simulations of runs come and go."""
+        found = [self._service.pid, *descendants(self._service.pid)]
+        return sorted(pid for pid in found if "observability.estimate" not in command(pid))
 
     def _check_processes(self, verdicts: Verdicts) -> None:
         now = self._processes()
