@@ -1,6 +1,7 @@
 """Order, resumption and statistics of the command that measures what staleness costs in reward, and its losses."""
 
 import fcntl
+import json
 import math
 import threading
 from pathlib import Path
@@ -170,3 +171,12 @@ def test_a_turn_that_is_over_is_passed_on_between_two_cells(tmp_path: Path, monk
         waiting.join()
         with lock.open("a") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_results_in_the_project_have_the_setting_of_the_command() -> None:
+    path = Path(page.__file__).parents[1] / "results" / "reward.json"
+    written = json.loads(path.read_text())
+    done = [cell_of(each) for each in written["rows"]]
+    assert len(done) == len(set(done))
+    assert set(done) <= set(cells())
+    assert all(len(each["reward"]) == written["setting"]["steps"] + 1 for each in written["rows"])
