@@ -84,12 +84,18 @@ def lists_of(request: SampleRequest, *, narrowed: bool) -> tuple[str, ...]:
     return (*drawn, *mask, *((TOP,) if any(map(top_of, request.columns)) else ()))
 
 
+def entries_of(meta: Mapping[str, Any], name: str, start: int = 0, end: int | None = None) -> Sequence[Any]:
+    """Entries of a list in meta_info, from `start` to `end`; of plain log-probabilities the numbers alone."""
+    entries: Sequence[Any] = (meta.get(name) or ())[start:end]
+    return [entry[0] for entry in entries] if name == PLAIN else entries
+
+
 def drawn_of(
     request: SampleRequest, ids: Sequence[int], lists: Mapping[str, Sequence[Any]]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
     """Log-probabilities of the draw, and the draw's entropies where they are wanted. Raises ValueError, TypeError."""
     if PLAIN in lists:
-        return np.asarray([entry[0] for entry in lists[PLAIN]], np.float32), None
+        return np.asarray(lists[PLAIN], np.float32), None
     drawn = lists[DRAWN]
     if ENTROPY not in request.columns:
         return np.asarray(drawn, np.float32), None
@@ -166,15 +172,6 @@ def _positions(request: SampleRequest, tokens: int, experts: Array | None, *, fi
 def first_position(requests: Sequence[SampleRequest]) -> int | None:
     """The position from which a batch's routed experts are asked for; None where nobody wants any."""
     return min((request.experts_from for request in requests if ROUTED_EXPERTS in request.columns), default=None)
-
-
-def cut_experts(event: memoryview, start: int, end: int, shape: ExpertShape) -> tuple[bytes, Array]:
-    """An event without its routed experts, which are base64 from `start` to `end`, and these: [rows, layers, k].
-
-    Raises Malformed for experts that are not of this shape.
-    """
-    rows = decoded(event[start:end], shape)
-    return bytes(event[:start]) + bytes(event[end:]), rows
 
 
 def decoded(text: memoryview, shape: ExpertShape) -> Array:

@@ -23,7 +23,8 @@ So no token is said to be of newer weights than it is.
 
 import json
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rollout_workers.engine.requests import never_ran, unusable
@@ -32,7 +33,8 @@ from rollout_workers.engine.sglang.generation.columns import (
     EXPERTS,
     ExpertShape,
     Malformed,
-    cut_experts,
+    decoded,
+    entries_of,
     first_position,
     lists_of,
 )
@@ -90,36 +92,37 @@ class BatchStream:
             self._labels.append(label)
         # An event with routed experts is up to hundreds of megabytes, and comes in thousands of pieces.
         self._rest += data
-        at, end = 0, self._rest.find(_END_OF_EVENT, max(self._searched - 1, 0))
-        while end >= 0:
-            body, experts, why = self._cut(at, end)
-            at = end + len(_END_OF_EVENT)
+        if self._rest.find(_END_OF_EVENT, max(self._searched - 1, 0)) < 0:
+            self._searched = len(self._rest)
+            return
+        cut = deque(self._cut_experts(self._experts)) if self._experts is not None else None
+        *events, rest = bytes(self._rest).split(_END_OF_EVENT)
+        self._rest, self._searched = bytearray(rest), len(rest)
+        for event in events:
+            body = event.strip().removeprefix(b"data:").strip()
             if body == _DONE:
                 self.done = True
             elif body:
-                self._take(body, experts, why)
-            end = self._rest.find(_END_OF_EVENT, at)
-        del self._rest[:at]
-        self._searched = len(self._rest)
+                self._take(body, cut.popleft() if cut and EXPERTS in body else None)
 
-    def _cut(self, at: int, end: int) -> tuple[bytes, Array | None, str]:
-        """The event that lies there, its routed experts, and what is wrong with these."""
-        experts, why = None, ""
-        begin = self._rest.find(EXPERTS, at, end) if self._experts is not None else -1
-        if self._experts is None or begin < 0:
-            event = bytes(self._rest[at:end])
-        else:
-            begin += len(EXPERTS)
-            with memoryview(self._rest) as whole, whole[at:end] as view:
+    def _cut_experts(self, shape: ExpertShape) -> Iterator[Array | Malformed]:
+        """Routed experts of the events that are complete, in order, taken out of what arrived; or what is wrong with
+        them.
+        """
+        at, last = 0, self._rest.rfind(_END_OF_EVENT)
+        while (at := self._rest.find(EXPERTS, at, last)) >= 0:
+            at += len(EXPERTS)
+            end = max(self._rest.find(b'"', at, last), at)
+            with memoryview(self._rest) as whole, whole[at:end] as text:
                 try:
-                    event, experts = cut_experts(
-                        view, begin - at, self._rest.find(b'"', begin, end) - at, self._experts
-                    )
+                    experts: Array | Malformed = decoded(text, shape)
                 except Malformed as error:
-                    event, why = bytes(view), str(error)
-        return event.strip().removeprefix(b"data:").strip(), experts, why
+                    experts = error
+            yield experts
+            del self._rest[at:end]
+            last -= end - at
 
-    def _take(self, body: bytes, experts: Array | None, why: str) -> None:
+    def _take(self, body: bytes, experts: Array | Malformed | None) -> None:
         index = _INDEX.search(body, max(body.rfind(b'"index"'), 0))
         if index is None or int(index[1]) >= len(self._samples):
             event = _parsed(body)
@@ -130,10 +133,10 @@ class BatchStream:
             raise Malformed(f"an event that belongs to no request: {body[:200].decode(errors='replace')}")
         sample = self._samples[int(index[1])]
         decoded = sample.decodes
-        if experts is not None:
+        if isinstance(experts, Malformed):
+            sample.faults.append(str(experts))
+        elif experts is not None:
             sample.experts = experts[sample.request.experts_from - self._start :]
-        if why:
-            sample.faults.append(why)
         sample.take(body, len(self._labels) - 1)
         if sample.decodes != decoded:
             self._on_decoding(1 if sample.decodes else -1)
@@ -228,14 +231,14 @@ class _SampleStream:
                 raise Malformed(f"{len(ids)} tokens where {new} were missing")
             self._ids += ids[: max(new, 0)]
             for name, known in self._lists.items():
-                known.extend((meta.get(name) or ())[: max(new, 0)])
+                known.extend(entries_of(meta, name, 0, max(new, 0)))
         else:
             # More than it says are in an event that was being written when the next ones came.
             if meta.get("completion_tokens", 0) > len(ids):
                 raise Malformed(f"{len(ids)} tokens where all {meta['completion_tokens']} were due")
             self._ids += ids[len(self._ids) :]
             for name, known in self._lists.items():
-                known.extend((meta.get(name) or ())[len(known) :])
+                known.extend(entries_of(meta, name, len(known)))
 
     def _repeats_last(self, ids: list[int], new: int) -> bool:
         """True for an abort outside the running batch that was sent in one event with the `new` tokens before it."""

@@ -28,6 +28,7 @@ from rollout_workers.engine.sglang.generation.columns import (
     Malformed,
     columns_of,
     drawn_of,
+    entries_of,
     experts_of,
     first_position,
     lists_of,
@@ -231,7 +232,7 @@ def _parse_sample(
     if meta["id"] != request.rid:
         raise Malformed(f"an answer to {meta['id']} in place of {request.rid}")
     names = lists_of(request, narrowed=with_mask(request, settings.vocab_size))
-    lists = {name: list(meta.get(name) or ()) for name in names}
+    lists = {name: entries_of(meta, name) for name in names}
     experts = experts_of(meta, settings.experts)
     own = None if experts is None else experts[request.experts_from - start :]
     return make_sample(request, entry["output_ids"], lists, meta, experts=own)
