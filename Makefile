@@ -404,6 +404,9 @@ bench-order: install ## windows of the order of submission, and the longest firs
 bench-wait: install ## drop, recycle and wait under the same gate: length bias, waste, staleness, period (simulated)
 	@$(BIN)/python -m bench.lab.wait $(BENCH_ARGS)
 
+bench-spread: install ## groups spread over a worker's engines: time of a batch with and without (simulated, 2 minutes)
+	@$(BIN)/python -m bench.lab.spread $(BENCH_ARGS)
+
 bench-surplus: install ## groups that begin more samples than they have: length bias, waste, staleness, period (simulated)
 	@$(BIN)/python -m bench.lab.surplus $(BENCH_ARGS)
 
