@@ -59,8 +59,6 @@ POLICIES = (
     "queue_max(4) stale_action=recycle",
     "queue_max(4) staleness_measure=tail",
     "sync",
-    "sync longest_first=true",
-    "sync surplus=2",
     "one_step_off",
     "one_step_off longest_first=true",
     "one_step_off fresh_start_ms=0",
@@ -167,7 +165,8 @@ def measured(known: dict[str, Any], options: argparse.Namespace) -> dict[str, An
 def pace_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Staleness of each policy at one pace."""
     cells = {(row["policy"], row["rho"], row["sigma"]): _pace_cell(row) for row in rows}
-    return [(f"`{one}`", *(cells.get((one, *setting), "") for setting in SHOWN)) for one in POLICIES]
+    lines = [(f"`{one}`", *(cells.get((one, *setting), "") for setting in SHOWN)) for one in POLICIES]
+    return [line for line in lines if any(line[1:])]
 
 
 def _pace_cell(row: Row) -> str:
