@@ -184,6 +184,7 @@ def summary_table(rows: list[dict[str, Any]]) -> list[str]:
     """Numbers of settings that are near, of all and of those in which something holds a side back."""
     kinds = {
         "all": rows,
+        "of these, nothing disturbed": [row for row in rows if not row["disturbed"]],
         "near balance, 0.8 < ρ < 1.2": [row for row in rows if is_rough(row["quantities"]["rho"])],
         "loads of a tenth of a period and more": [row for row in rows if row["setting"]["load_s"] >= PERIOD_S / 10],
         "admission or a gate": [row for row in rows if _is_held(Setting(**row["setting"]))],
