@@ -149,6 +149,12 @@ def test_tokens_that_no_group_has_are_counted() -> None:
     assert "30% of the decoded tokens are of no accepted group" in apart(pre_queue=2.5, grown=grown)
 
 
+def test_leases_that_become_more_are_counted() -> None:
+    """24 groups take 15 s, and 16 a period of 10 s."""
+    assert "workers hold 40 leases, 24 on average" in apart(pre_queue=2.5, tasks={"leased": 40})
+    assert "leases" not in apart(pre_queue=2.5, tasks={"leased": 25})
+
+
 def test_means_that_changed_are_told_from_those_that_did_not() -> None:
     view = make_loop(pre_queue=2.5)
     assert view.window is not None

@@ -73,6 +73,18 @@ def test_a_simulated_run_is_predicted_from_what_is_measured_of_it(chosen: RunPol
     assert predicted.pre_queue == pytest.approx(result.pqs, abs=0.15)
 
 
+def test_what_a_trainer_waits_for_its_calls_lengthens_its_step() -> None:
+    """A third of a step's time are calls, while the queue is full: pulls of micro-batches, say."""
+    chosen = policy("streaming(1)")
+    work = Workload(concurrency=32, group_size=GROUP_SIZE, lengths=LENGTHS, rho=1.5)
+    view, result = simulated_view(Simulation(policy=chosen, workload=work, steps=300, warmup=40, seed=7))
+    assert view.window is not None
+    busy = view.window.grown("trainer_busy_ms")
+    totals = {**view.window.last.totals, "trainer_busy_ms": 2 * busy // 3, "trainer_wait_ms": busy // 3}
+    waits = replace(view, window=replace(view.window, last=replace(view.window.last, totals=totals)))
+    assert estimate(waits, now).predicted.staleness == pytest.approx(result.staleness, abs=0.12)
+
+
 def test_until_it_is_simulated_the_closed_form_stands_there() -> None:
     view = make_loop(rho=1.0)
     waiting, plain = estimate(view, Asked()).predicted, estimate(view).predicted

@@ -111,8 +111,17 @@ def differences(view: RunView, known: Quantities, predicted: Predicted, measured
     if off < 0 and not predicted.simulated and accepted and lost / accepted >= BY_AGE:
         limit = "a former limit" if view.policy.max_staleness == UNSET else f"max_staleness {view.policy.max_staleness}"
         yield f"{limit} keeps {lost / accepted:.0%} of the groups out"
+    yield from _filling(view)
     yield from _unused(view)
     yield from _drifts(view)
+
+
+def _filling(view: RunView) -> Iterator[str]:
+    """Leases that become more, or fewer: the run has not come to rest."""
+    window, now = view.window, view.tasks["leased"]
+    held = window.grown("generation_ms") / 1000 / window.seconds if window and window.seconds else 0.0
+    if held and now and abs(now / held - 1) >= DRIFT:
+        yield f"workers hold {now} leases, {held:.0f} on average over these publishes"
 
 
 def _unused(view: RunView) -> Iterator[str]:

@@ -18,7 +18,7 @@ from buffer_service.domain.steering.knobs import NOTHING_LOWERED, Knobs
 from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_service.observability.estimate.prediction import Setting, never_waits
 from buffer_service.rules.totals import RELOAD_PHASES
-from buffer_service.simulator import Simulation, Workload, simulate
+from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
 from buffer_service.simulator.lengths import Fixed, Lengths, Lognormal
 from buffer_wire.errors import InvalidField, InvalidPolicy
 from buffer_wire.estimate import Quantities
@@ -42,8 +42,9 @@ FULL = 0.9
 """Share of its room at which a queue counts as full."""
 SPARE = 1.25
 """Slots over the requests that decode, where engines have more than they need; how many more decides nothing."""
-LEAST_IDLE, MOST_IDLE = 0.01, 0.9
-"""Shares of its time: a wait of the trainer that counts, and the longest that is put down to its calls."""
+LEAST_CALLS = 0.02
+"""Share of a period from which it counts that the measured one is longer."""
+MOST_IDLE = 0.95
 MOST_SLOTS = 6
 """Most slots, over the requests that decode."""
 AHEAD, OUTSTANDING = 2, 4
@@ -207,6 +208,7 @@ def _fitted(asked: Question) -> tuple[Question, int, int]:
     slots = max(1, math.ceil(SPARE * asked.concurrency) if asked.spare else round(asked.concurrency))
     most = math.ceil(MOST_SLOTS * asked.concurrency)
     groups = max(1, round(AHEAD * asked.leased))
+    period = asked.step / (1 - min(MOST_IDLE, asked.idle))
     for _ in range(FITS):
         found = simulate(_simulation(asked, slots, groups, FITTING_STEPS))
         decoding, held = found.mean_concurrency, found.mean_leased / asked.leased if asked.leased else 1.0
@@ -217,9 +219,8 @@ def _fitted(asked: Question) -> tuple[Question, int, int]:
             slots = min(math.ceil(slots * held), most)
         elif not FITTED <= held <= 1 / FITTED and round(groups / held) not in {0, groups}:
             groups = round(groups / held)
-        elif asked.idle > found.trainer_idle_share + LEAST_IDLE:
-            step = asked.step * (1 - found.trainer_idle_share) / (1 - min(MOST_IDLE, asked.idle))
-            asked = replace(asked, step=step, idle=0.0)
+        elif (calls := period - _period(asked, slots, found)) > LEAST_CALLS * period:
+            asked = replace(asked, step=asked.step + calls)
         else:
             break
     return asked, slots, groups
@@ -237,7 +238,8 @@ def _simulation(asked: Question, slots: int, groups: int, steps: int) -> Simulat
         lengths=lengths,
         reload_pause=asked.pause * lengths.mean,
         publish_lag=asked.lag * lengths.mean,
-        groups_in_flight=groups if asked.leased else 0,
+        # Fewer than slots need would hold back what was measured.
+        groups_in_flight=max(groups, slots // asked.group_size + 1) if asked.leased else 0,
         groups_outstanding=OUTSTANDING * groups if asked.leased else 0,
     )
     steered = asked.policy.target_staleness_milli > 0
@@ -249,6 +251,12 @@ def _simulation(asked: Question, slots: int, groups: int, steps: int) -> Simulat
         seed=_SEED,
         controller=(lambda situation: Decision(version=situation.version, knobs=asked.knobs)) if steered else None,
     )
+
+
+def _period(asked: Question, slots: int, found: SimulationResult) -> float:
+    """Period of a simulation, in times that a mean response takes."""
+    rollout = asked.policy.batch_groups * asked.group_size / slots
+    return found.train_period_ratio * max(rollout, asked.step)
 
 
 def _spare(view: RunView, known: Quantities, setting: Setting) -> bool:
