@@ -19,6 +19,7 @@ from buffer_service.observability.estimate.closed_forms import Prediction
 from buffer_service.observability.estimate.prediction import Setting, never_waits
 from buffer_service.rules.totals import RELOAD_PHASES
 from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
+from buffer_service.simulator.buffer import DROPS
 from buffer_service.simulator.lengths import Fixed, Lengths, Lognormal
 from buffer_wire.errors import InvalidField, InvalidPolicy
 from buffer_wire.estimate import Quantities
@@ -187,7 +188,7 @@ def _without(asked: Question, slots: int, groups: int) -> Iterator[tuple[Cause, 
     # Without a bound on leases what is rejected has none.
     if asked.leased and groups * asked.group_size > slots and not rejects:
         yield Cause.LEASES, _simulation(replace(asked, leased=0.0), slots, 0, EFFECT_STEPS)
-    if asked.policy.overflow_action is not OverflowAction.DROP_OLDEST:
+    if DROPS[asked.policy.overflow_action] is None:
         dropping = replace(asked.policy, overflow_action=OverflowAction.DROP_OLDEST)
         yield Cause.WAITING_PUSHES, _simulation(replace(asked, policy=dropping), slots, groups, EFFECT_STEPS)
     if asked.policy.batch_groups <= FEW_GROUPS:
@@ -260,7 +261,7 @@ def _period(asked: Question, slots: int, found: SimulationResult) -> float:
 
 
 def _spare(view: RunView, known: Quantities, setting: Setting) -> bool:
-    waits = view.policy.overflow_action is not OverflowAction.DROP_OLDEST and never_waits(known)
+    waits = DROPS[view.policy.overflow_action] is None and never_waits(known)
     return waits and view.groups["queued"].groups >= FULL * setting.queue
 
 
