@@ -6,7 +6,9 @@ The clock stands still, so that no lease expires and nobody in line lapses: in t
 from collections.abc import Sequence
 
 from buffer_service.domain import ops
-from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.steering.decisions import Decision
+from buffer_service.domain.steering.knobs import Knobs
 from buffer_service.rules.transitions import GroupState
 from buffer_service.simulator.buffer import Losses
 from buffer_service.simulator.groups import SimulatedGroup
@@ -24,6 +26,8 @@ class ModelBuffer:
         self._model = ReferenceModel(lambda: 0)
         self._model.create_run(_RUN, policy)
         self._cursor = 0
+        self.held_at = UNSET
+        """Nobody asks the model for it."""
         self._published = 0
         self._groups: dict[str, SimulatedGroup] = {}
         """Groups by id: complete, and not taken by the trainer."""
@@ -79,6 +83,10 @@ class ModelBuffer:
             self._published = version
             self._model.publish(_RUN, ops.Publish(_TERM, version, b"", step))
         self._model.checkpoint(_RUN, _TERM, step)
+
+    def steer(self, knobs: Knobs) -> None:
+        """Have a controller's knobs in effect from now on."""
+        self._model.decide(_RUN, Decision(version=self._published, knobs=knobs))
 
     def losses(self) -> Losses:
         """Return what was lost so far."""

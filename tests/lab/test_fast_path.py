@@ -7,6 +7,8 @@ import pytest
 
 from buffer_service.domain.policy import UNSET, Order, OverflowAction, RunPolicy, StaleAction, StalenessMeasure
 from buffer_service.domain.presets import fields_of
+from buffer_service.domain.steering.decisions import Decision, Situation
+from buffer_service.domain.steering.knobs import Knobs
 from buffer_service.simulator import Simulation, SimulationResult, Workload, simulate
 from buffer_service.simulator.buffer import Buffer
 from buffer_service.simulator.compact_buffer import CompactBuffer
@@ -34,11 +36,25 @@ def played(
 
 
 def both(policy: RunPolicy, workload: Workload, *, steps: int, warmup: int, seed: int) -> SimulationResult | str:
-    simulation = Simulation(policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed)
+    simulation = Simulation(
+        policy=policy, workload=workload, steps=steps, warmup=warmup, seed=seed, controller=at_random
+    )
     compact, model = (played(simulation, buffer) for buffer in (CompactBuffer, ModelBuffer))
     assert compact[1] == model[1]
     assert compact[0] == model[0]
     return compact[0]
+
+
+def at_random(situation: Situation) -> Decision:
+    """A controller that lowers anything, the same after each publish of a version."""
+    dice, batch = random.Random(situation.version), situation.policy.batch_groups
+    knobs = Knobs(
+        micro_batch_groups=dice.randint(0, batch),
+        max_queued_groups=dice.choice([0, dice.randint(1, 4 * batch)]),
+        lookahead_milli=dice.choice([UNSET, dice.randint(0, 3_000)]),
+        max_inflight_groups=dice.choice([0, dice.randint(1, 2 * batch)]),
+    )
+    return Decision(version=situation.version, knobs=knobs)
 
 
 NAMED = (
@@ -79,9 +95,10 @@ def random_policies(count: int) -> Iterator[tuple[int, RunPolicy, Workload]]:
             "micro_batch_groups": dice.choice([0, 0, dice.randint(1, batch)]),
             "batches_per_publish": dice.choice([1, 1, 2]),
             "prefetch_batches": dice.choice([0, 0, 1, 2]),
+            "target_staleness_milli": dice.choice([0, 1_000]),
         }
         try:
-            policy = RunPolicy(**fields)  # type: ignore[arg-type]
+            policy = RunPolicy(**fields)
         except RolloutBufferError:
             continue
         lengths: Lengths = Fixed(50) if dice.random() < 0.5 else Lognormal.with_mean(100, 0.9, 400)
