@@ -59,6 +59,8 @@ POLICIES = (
     "queue_max(4) stale_action=recycle",
     "queue_max(4) staleness_measure=tail",
     "sync",
+    "sync longest_first=true",
+    "sync surplus=2",
     "one_step_off",
     "one_step_off longest_first=true",
     "one_step_off fresh_start_ms=0",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, cast
 
 from buffer_service.observability.estimate.closed_forms import ROUGH_ABOVE, ROUGH_BELOW
@@ -135,11 +136,11 @@ def plot_frontiers(settings: Mapping[str, Sequence[Point]], path: Path) -> None:
     if colours is not None:
         drawn.colorbar(colours, ax=drawn.axes, label="length bias, %")
     names = [
-        f"{number + 1:2} {same[0].name}{' ×' if beaten else ''}"
+        fill(f"{number + 1} {same[0].name}{' ×' if beaten else ''}", 46, subsequent_indent="     ")
         for number, same in enumerate(zip(*settings.values(), strict=True))
         for beaten in [all(beaten_by(points[number], points) for points in settings.values())]
     ]
-    keys.text(0.02, 0.98, "\n".join([*names, "", "× beaten in each of these settings"]), fontsize=6.5, va="top")
+    keys.text(0.02, 0.99, "\n".join([*names, "", "× beaten in each of these settings"]), fontsize=6.2, va="top")
     _save(figure, path)
 
 
