@@ -65,7 +65,9 @@ class SingleTurn:
     @property
     def running(self) -> int:
         """Samples that hold a slot of the lease's engine: those that are unfinished there, as far as is known."""
-        return len(set(self.progress.unfinished) - self._away - self._home.ended_early)
+        unfinished, ended = self.progress.unfinished, self._home.ended_early
+        # What has ended is unfinished until its call returns. Asked for at every end of a sample: no sets for nothing.
+        return len(unfinished) - len(ended) if not self._away else len(set(unfinished) - self._away - ended)
 
     async def run(self) -> bool:
         """True when all samples are finished, False when `stop` or a quarantine came first.
