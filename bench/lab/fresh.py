@@ -269,6 +269,7 @@ def main() -> int:
         "--sglang", type=Path, metavar="PYTHON", help="live on two real engines instead, with SGLang of it"
     )
     parser.add_argument("--only", metavar="PRESET", default="", help="of those real ones only this")
+    parser.add_argument("--anew", action="store_true", help="simulate what is known as well")
     options = parser.parse_args()
     written = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
     if options.live:
