@@ -117,12 +117,12 @@ def plot_frontiers(settings: Mapping[str, Sequence[Point]], path: Path) -> None:
         labels: dict[tuple[bool, float, float], list[int]] = {}
         for number, point in enumerate(points, 1):
             beaten = bool(beaten_by(point, points))
-            place = round(point.throughput * 20) / 20, line * round(point.staleness / line)
-            labels.setdefault((beaten, *place), []).append(number)
-        for (beaten, *place), numbers in labels.items():
+            across, up = round(point.throughput * 20) / 20, line * round(point.staleness / line)
+            labels.setdefault((beaten, across, up), []).append(number)
+        for (beaten, across, up), numbers in labels.items():
             axes.annotate(
                 ", ".join(map(str, numbers)),
-                (place[0], place[1]),
+                (across, up),
                 xytext=(-9, -2) if beaten else (0, -13),
                 textcoords="offset points",
                 fontsize=6,
