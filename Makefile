@@ -392,7 +392,7 @@ bench-patches: install ## weights as patches beside whole files: bytes and secon
 bench-pull: install ## pull of a ready batch beside a raw gRPC transfer of the same bytes (about 1 minute)
 	@$(BIN)/python -m bench.pull $(BENCH_ARGS)
 
-bench-fresh: install ## what fresh starts do to staleness, waste and period, simulated; with BENCH_ARGS=--live live instead (half an hour)
+bench-fresh: install ## what fresh starts do to staleness, waste and period, simulated; BENCH_ARGS=--live: live (half an hour); BENCH_ARGS='--sglang .venv-sglang/bin/python': on two real engines
 	@$(BIN)/python -m bench.lab.fresh $(BENCH_ARGS)
 
 bench-controller: install ## a target of staleness held through jumps, beside a search over fixed settings (simulated; BENCH_ARGS=--live adds live loops)
@@ -435,7 +435,7 @@ bench-staleness: install ## simulator against closed forms and published figures
 	@$(BIN)/python -m bench.lab.published
 	@$(BIN)/python -m bench.lab.speed
 
-bench-lab: install ## every queue policy beside queue-drop and streaming at equal throughput; what asynchrony buys (about 15 minutes)
+bench-lab: install ## every policy at equal throughput and on the same engines, with the frontier; what asynchrony buys (about half an hour)
 	@$(BIN)/python -m bench.lab.policies $(BENCH_ARGS)
 	@$(BIN)/python -m bench.lab.sync
 
