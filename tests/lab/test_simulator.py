@@ -65,6 +65,17 @@ def test_where_a_load_is_short_against_a_period_no_group_begins_with_the_weights
     assert late.train_period_ratio == pytest.approx(prompt.train_period_ratio, rel=0.01)
 
 
+def test_a_fresh_start_is_a_version_where_admission_is_the_limit_and_free_where_the_load_stops_the_engines() -> None:
+    workload = Workload(128, 8, 1.0, LENGTHS)
+    lag = 0.02 * workload.ideal_period(16, 0)
+    on, off = (queue_policy("queue_drop(2)", 16, max_lookahead=1, fresh_start_ms=limit) for limit in (30_000, 0))
+    fetched = dataclasses.replace(workload, publish_lag=lag)
+    assert run(off, fetched).staleness - run(on, fetched).staleness == pytest.approx(1, abs=0.1)
+    stopped = dataclasses.replace(workload, reload_pause=lag)
+    assert run(on, stopped) == run(off, stopped)
+    assert run(on, stopped).staleness == pytest.approx(1, abs=0.1)
+
+
 def test_with_fresh_starts_turned_off_groups_begin_with_the_weights_that_a_load_replaces() -> None:
     workload = Workload(128, 8, 0.6, LENGTHS)
     prompt, late = (
