@@ -19,7 +19,7 @@ import structlog
 
 from buffer_service.domain.ops import RunView
 from buffer_service.observability.estimate import Estimate, estimate
-from buffer_service.observability.estimate.simulated import Played, Question, is_near
+from buffer_service.observability.estimate.questions import Played, Question, is_near
 
 RESTS = 5
 """Times as long as a child took, that the next one has to wait."""

@@ -6,7 +6,7 @@ from subprocess import SubprocessError
 
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.observability.estimate.closed_forms import Prediction
-from buffer_service.observability.estimate.simulated import Played, Question
+from buffer_service.observability.estimate.questions import Played, Question
 from buffer_service.observability.forecasts import MOST_AT_ONCE, Forecasts, in_a_child
 from tests.support.views import make_loop
 

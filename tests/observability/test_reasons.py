@@ -8,7 +8,8 @@ import pytest
 from buffer_service.domain.ops import Amount, RunView, WeightVersion
 from buffer_service.domain.policy import OverflowAction, RunPolicy, StaleAction
 from buffer_service.observability.estimate import estimate
-from buffer_service.observability.estimate.simulated import Played, Question, answer
+from buffer_service.observability.estimate.questions import Played, Question
+from buffer_service.observability.estimate.simulated import answer
 from buffer_service.simulator import Simulation, Workload
 from buffer_service.simulator.lengths import Lognormal
 from tests.support.simulated_views import simulated_view

@@ -11,7 +11,8 @@ import pytest
 from buffer_service.domain.policy import EnvironmentRule, OverflowAction, RunPolicy
 from buffer_service.domain.presets import fields_of
 from buffer_service.observability.estimate import estimate
-from buffer_service.observability.estimate.simulated import MOST_GROUPS, Played, Question, answer
+from buffer_service.observability.estimate.questions import MOST_GROUPS, Played, Question
+from buffer_service.observability.estimate.simulated import answer
 from buffer_service.simulator import Simulation, Workload
 from buffer_service.simulator.lengths import Lognormal
 from tests.support.simulated_views import simulated_view

@@ -49,8 +49,8 @@ end
         ),
         Edit(
             "buffer_service/observability/estimate/prediction.py",
-            at="OverflowAction.REJECT: False",
-            put=", OverflowAction.DROP_STALEST: False",
+            at="OverflowAction.REJECT: _RETRIES",
+            put=", OverflowAction.DROP_STALEST: _DROPS",
         ),
         Edit(
             "trainer_client/policy.py",

@@ -22,7 +22,7 @@ from buffer_service.observability.estimate.quantities import (
     quantities,
     uneven,
 )
-from buffer_service.observability.estimate.simulated import Played, Question, question
+from buffer_service.observability.estimate.questions import Played, Question, question
 from buffer_service.observability.estimate.verdict import publishes_nothing, verdict
 from buffer_wire.estimate import Estimate, Predicted, Quantities, Unknown
 

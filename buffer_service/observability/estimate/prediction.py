@@ -35,8 +35,9 @@ IN_FLIGHT_HOLDS = 1.25
 
 _BARELY_TRAIN_BOUND = 1.001
 
-_BLOCKS = {OverflowAction.DROP_OLDEST: False, OverflowAction.BLOCK: True, OverflowAction.REJECT: False}
-"""Overflow actions, and whether pushes wait for room under them."""
+_DROPS, _WAITS, _RETRIES = range(3)
+_WITHOUT_ROOM = {OverflowAction.DROP_OLDEST: _DROPS, OverflowAction.BLOCK: _WAITS, OverflowAction.REJECT: _RETRIES}
+"""Fate of a group, its own or another one's, that there is no room for."""
 _GATES = {StaleAction.DROP: "drops", StaleAction.RECYCLE: "starts anew", StaleAction.WAIT: "makes batches wait for"}
 
 
@@ -65,6 +66,8 @@ class Setting:
     """Versions of the head beyond which no group is trained."""
     blocks: bool = False
     """Pushes wait for room instead of dropping the oldest."""
+    drops: bool = True
+    """Groups are dropped where there is no room."""
     hides_rho: bool = False
     """The trainer hardly waits, and pushes do: ρ is 1 or more, and cannot be measured."""
     newest_first: bool = False
@@ -117,7 +120,8 @@ def setting_of(
     per_batch, batches = known.groups_per_batch, known.batches_per_publish
     if not (rho and ratio and tailness and per_batch and batches and known.queue_factor):
         return None
-    blocks = _BLOCKS[policy.overflow_action]
+    without_room = _WITHOUT_ROOM[policy.overflow_action]
+    blocks = without_room == _WAITS
     take = min(policy.micro_batch_groups * max(1, world_size), per_batch) or per_batch
     hides_rho = blocks and never_waits(known) and rho <= HIDDEN_BELOW
     gated = policy.max_staleness != UNSET and policy.staleness_measure == StalenessMeasure.HEAD
@@ -134,6 +138,7 @@ def setting_of(
         lookahead=lookahead,
         gate=policy.max_staleness if gated else None,
         blocks=blocks,
+        drops=without_room == _DROPS,
         hides_rho=hides_rho,
         newest_first=policy.order == Order.LIFO,
         prefetched_versions=policy.prefetch_batches / whole,

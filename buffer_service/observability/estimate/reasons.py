@@ -10,7 +10,7 @@ from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.domain.policy import UNSET
 from buffer_service.observability.diagnosis import SILENT_MS
 from buffer_service.observability.estimate.quantities import IN_SERVICE
-from buffer_service.observability.estimate.simulated import Cause, Effect, load_s
+from buffer_service.observability.estimate.questions import Cause, Effect, load_s
 from buffer_wire.estimate import Measured, Predicted, Quantities
 
 LEAST_VERSIONS, LEAST_SHARE = 0.08, 0.04

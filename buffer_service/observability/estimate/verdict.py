@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import UNSET
 from buffer_service.observability.estimate.prediction import Setting, predict
+from buffer_service.observability.estimate.questions import Effect
 from buffer_service.observability.estimate.reasons import causes, differences, on_engines
-from buffer_service.observability.estimate.simulated import Effect
 from buffer_service.observability.filters import filtered
 from buffer_wire.estimate import Bias, Comparison, Measured, Predicted, Quantities, Verdict
 
