@@ -4,7 +4,7 @@
     python -m bench.patches --layers 2 --width 64 --vocabulary 512
 
 The model is random, its updates are of three kinds: `adam` moves every float32 master weight by up to the rate, as a
-step of Adam does, and rounds it to bfloat16 anew; `dense` adds noise of a hundredth of a weight's size; `none` changes
+step of Adam does, and makes it bfloat16 anew; `dense` adds noise of a hundredth of a weight's size; `none` changes
 nothing. Publisher and worker are real, in two threads of this process, over loopback; `--mbps` caps the fetches. Whole
 and patched versions alternate. Writes bench/results/patches.json and the table in docs/weights_results.md.
 """

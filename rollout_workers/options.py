@@ -52,8 +52,8 @@ class AgentOptions:
     """`think`: what stands between <think> and </think> is told apart from the text. Default: it is text."""
 
     branches: str = "refuse"
-    """Way with a request that does not go on from what was said: `refuse` fails the sample; `last` goes on from the last
-    answer in common, and what is behind it is discarded."""
+    """Way with a request that does not go on from what was said: `refuse` fails the sample; `last` goes on from the
+    last answer in common, and what is behind it is discarded."""
 
     listen: str = "127.0.0.1:0"
     """host:port at which agents reach the model; port 0: any free one. Beyond this machine with RB_INSECURE=1 alone,

@@ -204,7 +204,7 @@ def _draws(workload: Workload, seed: int) -> Iterator[_Drawn]:
 
 
 def _longest_first(drawn: Iterator[_Drawn], workload: Workload, seed: int) -> Iterator[_Drawn]:
-    """The same groups, of those that are submitted together the one with the longest expected response first."""
+    """Order groups that are submitted together by their longest expected response, the longest first."""
     rng = np.random.default_rng((seed, 1))
     count = workload.submitted_together
     while True:

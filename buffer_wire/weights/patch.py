@@ -1,6 +1,6 @@
 """Patch of a weights file: the words that differ from an older file of the same length, compressed.
 
-Between two steps of reinforcement learning most bfloat16 weights round to the same value, so a patch is small. Format,
+Between two steps of reinforcement learning most bfloat16 weights keep their value, so a patch is small. Format,
 little-endian: `MAGIC`; u64 length of either file; then for each BLOCK_BYTES of it (the last may be shorter) a u8 kind
 and a u32 length of what follows, which is zlib's:
 

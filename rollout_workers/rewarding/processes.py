@@ -117,7 +117,7 @@ class RewardProcesses:
         return [child.process.pid for child in self._children if child.alive]
 
     async def ask(self, sample: RewardInput) -> Returned:
-        """What the reward function returned for the sample. Raises RewardFailed."""
+        """Ask for what the reward function returns for the sample. Raises RewardFailed."""
         try:
             head, ids = to_message(sample)
         except (TypeError, ValueError) as error:

@@ -245,7 +245,7 @@ def test_a_run_shows_all_that_an_engine_reports(rpc: Rpc) -> None:
         prepared=prepared,
         weights_url="http://worker:9000/weights",
         weights_from=came_from,
-        **samples,
+        **samples,  # type: ignore[arg-type]
     )
     (engine,) = run.get().engines
     assert engine.weights_from == came_from

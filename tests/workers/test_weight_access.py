@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from buffer_wire.connection.access import Access
-from buffer_wire.weights.door import WeightsDoor
 from buffer_wire.errors import InvalidField
+from buffer_wire.weights.door import WeightsDoor
 from rollout_workers.errors import WeightsUnavailable
 from rollout_workers.options import WorkerOptions
 from rollout_workers.versions import Version

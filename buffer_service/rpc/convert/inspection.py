@@ -33,7 +33,7 @@ _RULES = {
 }
 """The rules of admission, each with the values of policy fields that leave the others out."""
 _WAITS_FOR_NOBODY = {"stale_action": StaleAction.DROP, "order_window_groups": 0}
-"""What needs a rule that is left out."""
+"""Values of the fields that need a rule which is left out."""
 
 
 # ── requests ─────────────────────────────────────────────────────────────────
