@@ -186,4 +186,5 @@ def test_a_lag_of_publishes_and_groups_in_flight_are_options() -> None:
     prompt = values("--policy", "one_step_off")["policies"][1]
     assert late["period"] > prompt["period"] + 50
     few = values("--policy", "queue_drop", "--groups-in-flight", "4")["policies"][1]
-    assert few["slot_idle_share"] > 0.2
+    many = values("--policy", "queue_drop")["policies"][1]
+    assert few["slot_idle_share"] > many["slot_idle_share"] + 0.05
