@@ -5,8 +5,6 @@ under the same policy. A thread has a child of low priority simulate what is mis
 RESTS times as long. So all runs together take at most a sixth of one core, in each process that is asked.
 """
 
-import io
-import pickle
 import subprocess
 import sys
 import threading
@@ -42,15 +40,12 @@ log = structlog.get_logger(__name__)
 
 
 def in_a_child(asked: Sequence[Question]) -> Answers:
-    """Answers of a process of its own, fewer than asked where it failed. Raises OSError, SubprocessError."""
+    """Answers of a process of its own, one for each question. Raises OSError, SubprocessError where it fails."""
+    lines = "".join(f"{one.to_json()}\n" for one in asked)
     done = subprocess.run(  # noqa: S603 - this program
-        _COMMAND, input=pickle.dumps(list(asked)), capture_output=True, timeout=TIMEOUT_S, check=True
+        _COMMAND, input=lines, capture_output=True, timeout=TIMEOUT_S, check=True, text=True
     )
-    answers: list[Played | None] = []
-    replies = io.BytesIO(done.stdout)
-    while len(answers) < len(asked):
-        answers.append(pickle.load(replies))  # noqa: S301 - a child's
-    return answers
+    return [Played.from_json(line) if line else None for line in done.stdout.splitlines()]
 
 
 class Forecasts:
@@ -105,7 +100,7 @@ class Forecasts:
             began = self._clock()
             try:
                 answers = self._simulate(list(asked.values()))
-            except (OSError, subprocess.SubprocessError, EOFError, pickle.UnpicklingError) as error:
+            except (OSError, subprocess.SubprocessError) as error:
                 log.warning("no simulation of runs", runs=sorted(asked), why=str(error))
                 answers = [None] * len(asked)
             with self._changed:

@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from subprocess import SubprocessError
 
-from buffer_service.domain.policy import RunPolicy
+from buffer_service.domain.policy import EnvironmentRule, OverflowAction, RunPolicy
+from buffer_service.domain.steering.knobs import Knobs
 from buffer_service.observability.estimate.closed_forms import Prediction
-from buffer_service.observability.estimate.questions import Played, Question
+from buffer_service.observability.estimate.questions import Cause, Effect, Played, Question
 from buffer_service.observability.forecasts import MOST_AT_ONCE, Forecasts, in_a_child
 from tests.support.views import make_loop
 
@@ -101,6 +103,23 @@ def test_where_nothing_can_be_simulated_there_is_no_answer() -> None:
     player.go_on.release()
     forecasts = Forecasts(player, rests=0)
     assert eventually(forecasts, "r", question()) is None
+
+
+def test_questions_and_answers_travel_as_lines() -> None:
+    policy = RunPolicy(
+        batch_groups=4, environments=(EnvironmentRule(environment="a", share=2, priority=1),), reserve_queue_space=True
+    )
+    asked = replace(question(0.7, policy), knobs=Knobs(lookahead_milli=1_250))
+    assert Question.from_json(asked.to_json()) == asked
+    found = Played(Prediction(1.0, 0.25, 1.1), (Effect(Cause.LOADS, 0.5, -0.01),))
+    assert Played.from_json(found.to_json()) == found
+
+
+def test_what_has_no_answer_keeps_its_place_among_those_that_have() -> None:
+    endless = RunPolicy(batch_groups=4, max_queued_groups=4, overflow_action=OverflowAction.REJECT)
+    without, found = in_a_child([replace(question(1.0, endless), leased=0.0), question(1.0)])
+    assert without is None
+    assert found is not None
 
 
 def test_a_run_is_simulated_in_a_child() -> None:

@@ -1,6 +1,5 @@
 """Tests of live runs as the simulator plays them: what is asked of what was measured, and how near the answer is."""
 
-import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -136,7 +135,6 @@ def test_what_the_simulator_has_no_answer_to_is_left_out() -> None:
 def test_a_process_answers_one_after_another() -> None:
     questions = [asked_of(make_loop(rho=rho)) for rho in (0.7, 1.0)]
     command = [sys.executable, "-m", "buffer_service.observability.estimate"]
-    done = subprocess.run(command, input=pickle.dumps(questions), capture_output=True, check=True)
-    first = pickle.loads(done.stdout)
-    assert first == answer(questions[0])
-    assert done.stdout == b"".join(pickle.dumps(answer(one)) for one in questions)
+    lines = "".join(f"{one.to_json()}\n" for one in questions)
+    done = subprocess.run(command, input=lines, capture_output=True, check=True, text=True)
+    assert [Played.from_json(line) for line in done.stdout.splitlines()] == [answer(one) for one in questions]

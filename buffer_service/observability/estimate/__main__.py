@@ -1,9 +1,12 @@
-"""`python -m buffer_service.observability.estimate`: answers to pickled questions, in the order in which they come."""
+"""`python -m buffer_service.observability.estimate`: a line with an answer for each line with a question, both JSON.
+
+An empty line is the answer to a question that has none.
+"""
 
 import os
-import pickle
 import sys
 
+from buffer_service.observability.estimate.questions import Question
 from buffer_service.observability.estimate.simulated import answer
 
 NICENESS = 10
@@ -11,11 +14,12 @@ NICENESS = 10
 
 
 def main() -> None:
-    """Answer until standard input ends. Whoever asks is the parent, which wrote both."""
+    """Answer until standard input ends."""
     os.nice(NICENESS)
-    for asked in pickle.load(sys.stdin.buffer):  # noqa: S301
-        pickle.dump(answer(asked), sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+    for line in sys.stdin:
+        found = answer(Question.from_json(line))
+        sys.stdout.write(f"{found.to_json() if found else ''}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 Inputs are on a grid of GRID, so that a run in a steady state asks the same thing again.
 """
 
+import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import RunPolicy
@@ -52,6 +54,17 @@ class Question:
     passing: float = 1.0
     """Share of the groups that pass the filter; concurrency and leases are those of them."""
 
+    def to_json(self) -> str:
+        """Write the question on a line, for a child."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps({**values, "policy": self.policy.to_store(), "knobs": asdict(self.knobs)})
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Read what `to_json` wrote."""
+        values = json.loads(line)
+        return cls(**{**values, "policy": RunPolicy.from_store(values["policy"]), "knobs": Knobs(**values["knobs"])})
+
 
 def is_near(one: Question, other: Question) -> bool:
     """Tell whether the answer to one stands for the other: numbers differ by NEAR at most, all else is the same."""
@@ -90,6 +103,17 @@ class Played:
 
     prediction: Prediction
     effects: tuple[Effect, ...] = ()
+
+    def to_json(self) -> str:
+        """Write the answer on a line, for the parent."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Read what `to_json` wrote."""
+        values = json.loads(line)
+        effects = (Effect(**{**effect, "cause": Cause(effect["cause"])}) for effect in values["effects"])
+        return cls(Prediction(**values["prediction"]), tuple(effects))
 
 
 def question(view: RunView, known: Quantities, setting: Setting) -> Question | None:

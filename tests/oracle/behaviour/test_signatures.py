@@ -17,6 +17,8 @@ OF_ACCESS = {"note_client", "payload_user"}
 OF_PARTS = {"read_part", "write_part"}
 # Two operations of the model in one call: tests/service/test_pulls_that_commit.py.
 JOINED = {"commit_and_checkpoint"}
+# What a controller's decision is made of, which the model is handed: tests/store/test_steering.py.
+OF_STEERING = {"situation"}
 
 
 def functions(of: Any) -> set[str]:
@@ -29,7 +31,7 @@ def test_the_model_has_the_operation_of_the_port(operation: str) -> None:
     assert inspect.signature(getattr(ReferenceModel, operation)) == inspect.signature(getattr(RunStore, operation))
 
 
-@pytest.mark.parametrize("operation", sorted(functions(commands) - LOOKS - OF_ACCESS - JOINED))
+@pytest.mark.parametrize("operation", sorted(functions(commands) - LOOKS - OF_ACCESS - JOINED - OF_STEERING))
 def test_the_model_has_the_operation_of_the_command(operation: str) -> None:
     modelled = inspect.signature(getattr(ReferenceModel, operation))
     commanded = inspect.signature(getattr(commands, operation))
