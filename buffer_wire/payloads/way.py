@@ -93,14 +93,17 @@ class AsyncWay:
         self._fault(way, node, why, elsewhere=False)
 
     async def close(self) -> None:
-        """End the connections and what is being tried."""
+        """End the connections and what is being tried, also where it is cancelled meanwhile."""
         self._closed = True
-        if self._attempt is not None:
-            self._attempt.cancel()
-            await asyncio.wait([self._attempt])
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.cancel()
         for connection in list(self._connections):
             connection.abort("closed by this side")
         self._way = None
+        if attempt is not None:
+            # It ends the connections that it has just made, and uses none: it was cancelled.
+            await asyncio.wait([attempt])
 
     def _node(self, way: OpenWay, key: str) -> Node:
         shard = way.access.shard_of(key)

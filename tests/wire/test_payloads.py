@@ -70,6 +70,30 @@ async def test_a_connection_that_ends_while_it_is_idle_is_no_fault(store: Payloa
     blocking.close()
 
 
+async def test_a_close_that_is_cancelled_has_ended_the_connections(store: PayloadStore) -> None:
+    way = AsyncWay("a trainer", ask_for(store, "d"))
+    opened = await way.opened()
+    assert opened is not None
+    let_go = asyncio.Event()
+
+    async def lasts() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await let_go.wait()
+
+    attempt = way._attempt = asyncio.create_task(lasts())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(way.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert opened.nodes[0].connection.lost == "closed by this side"
+    let_go.set()
+    await asyncio.wait([attempt])
+
+
 def test_a_reader_that_is_closed_leaves_the_store_also_where_a_child_has_inherited_its_connection(
     store: PayloadStore,
 ) -> None:
