@@ -25,6 +25,7 @@ POLICY = Policy(
     max_queued_groups=8,
     quota_groups=64,
     max_staleness=4,
+    target_staleness_milli=2_000,
     filter_min_response_tokens=1,
 )
 
