@@ -126,6 +126,15 @@ async def test_a_patch_that_cannot_be_used_costs_a_fetch_of_the_file(
     assert of(await fetcher.fetch(V3, manifest, deadline_s=4)) == content(3)
 
 
+async def test_what_is_removed_is_not_remembered(fetcher: WeightFetcher, publisher: FilesPublisher) -> None:
+    for number in range(1, 8):
+        version = Version(1, number)
+        fetcher.hold(
+            "engine", await fetcher.fetch(version, publish(publisher, version), deadline_s=10, engine_id="engine")
+        )
+    assert len(fetcher._earlier._directories) <= 4
+
+
 async def test_peers_give_patches_too(tmp_path: Path, fetcher: WeightFetcher, publisher: FilesPublisher) -> None:
     first, second = publish(publisher, V1), publish(publisher, V2)
     server = WeightServer(fetcher.find, host="127.0.0.1", port=0)

@@ -14,31 +14,30 @@ from rollout_workers.weights.files import check_content
 
 
 class EarlierVersions:
-    """Directories of versions that this process has verified, the newest last."""
+    """Directories of versions that this process has verified, the newest last, as long as they exist."""
 
     def __init__(self) -> None:
-        self._directories: dict[str, tuple[Path, dict[str, bytes]]] = {}
-        """Directory of each label, and the SHA-256 of its files by name."""
-        self._patches: dict[str, frozenset[str]] = {}
-        """Names of the patches that manifests have, by label."""
+        self._directories: dict[str, tuple[Path, dict[str, bytes], frozenset[str]]] = {}
+        """Directory of each label, the SHA-256 of its files by name, and the names of patches that it may have."""
 
     def note(self, label: str, directory: Path, manifest: weights_pb2.FilesManifest) -> None:
-        """Note that a version is complete at `directory`."""
+        """Note that a version is complete at `directory`; forget those whose directories are gone."""
         self._directories.pop(label, None)
-        self._directories[label] = directory, {file.name: file.sha256 for file in manifest.files}
-        self._patches[label] = frozenset(patch.name for file in manifest.files for patch in file.patches)
+        self._directories = {other: entry for other, entry in self._directories.items() if entry[0].is_dir()}
+        patches = frozenset(patch.name for file in manifest.files for patch in file.patches)
+        self._directories[label] = directory, {file.name: file.sha256 for file in manifest.files}, patches
 
     def find(self, label: str, name: str) -> Path | None:
         """A file of a version, or a patch of one that came; None when there is none."""
         if label not in self._directories:
             return None
-        directory, files = self._directories[label]
+        directory, files, patches = self._directories[label]
         path = directory / name
-        return path if (name in files or name in self._patches[label]) and path.is_file() else None
+        return path if (name in files or name in patches) and path.is_file() else None
 
     def with_sha256(self, sha256: bytes) -> Path | None:
         """A file with this checksum; None when there is none."""
-        for directory, files in reversed(self._directories.values()):
+        for directory, files, _ in reversed(self._directories.values()):
             for name, found in files.items():
                 if found == sha256 and (directory / name).is_file():
                     return directory / name
