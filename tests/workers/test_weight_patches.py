@@ -152,6 +152,22 @@ async def test_peers_give_patches_too(tmp_path: Path, fetcher: WeightFetcher, pu
     await server.close()
 
 
+def test_files_that_bear_a_patchs_name_stay(publisher: FilesPublisher) -> None:
+    publish(publisher, V1)
+    second = publisher.root / publish(publisher, V2).base_url.rpartition("/")[2]
+    again = publisher.write(lambda directory: _changed(second, directory), term=1, version=3)
+    directory = publisher.root / again.base_url.rpartition("/")[2]
+    assert {path.name for path in second.iterdir()} <= {file.name for file in again.files}
+    assert all((directory / file.name).is_file() for file in again.files)
+
+
+def _changed(source: Path, directory: Path) -> None:
+    """Copy a version with its patches, and the model of another one."""
+    for path in source.iterdir():
+        (directory / path.name).write_bytes(path.read_bytes())
+    (directory / MODEL).write_bytes(model(3))
+
+
 def test_a_publisher_that_starts_anew_offers_the_same_patches(tmp_path: Path, publisher: FilesPublisher) -> None:
     publish(publisher, V1)
     manifest = publish(publisher, V2)

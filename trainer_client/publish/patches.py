@@ -1,7 +1,7 @@
 """Patches of a version's files, made of the versions before it, so that workers fetch only what has changed."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,18 +31,26 @@ def with_patches(
     """
     if len(files) > _MANY_FILES:
         return tuple(files)
+    names = {file.name for file in files}
     return tuple(
-        replace(file, patches=tuple(_patches(directory, file, bases))) if file.size_bytes >= _LARGE_BYTES else file
+        replace(file, patches=tuple(_patches(directory, file, bases, names)))
+        if file.size_bytes >= _LARGE_BYTES
+        else file
         for file in files
     )
 
 
-def _patches(directory: Path, file: WeightFile, bases: Sequence[tuple[Path, Mapping[str, str]]]) -> list[WeightPatch]:
+def _patches(
+    directory: Path, file: WeightFile, bases: Sequence[tuple[Path, Mapping[str, str]]], names: Collection[str]
+) -> list[WeightPatch]:
     made: dict[str, WeightPatch] = {}
     for base, listed in bases:
         sha256 = listed.get(file.name)
         name = f"{file.name}.from-{(sha256 or '')[:12]}.patch"
-        if sha256 is None or sha256 == file.sha256.hex() or sha256 in made or not is_file_name(name):
+        if sha256 is None or sha256 == file.sha256.hex() or sha256 in made:
+            continue
+        if name in names or not is_file_name(name):
+            # The source has such a file: the directory of a version that was published before, say.
             continue
         path = directory / name
         try:
