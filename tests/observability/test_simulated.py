@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from buffer_service.domain.policy import EnvironmentRule, OverflowAction, RunPolicy
+from buffer_service.domain.policy import EnvironmentRule, OverflowAction, RunPolicy, StaleAction
 from buffer_service.domain.presets import fields_of
 from buffer_service.observability.estimate import estimate
 from buffer_service.observability.estimate.questions import MOST_GROUPS, Played, Question
@@ -116,6 +116,15 @@ def test_times_are_those_of_a_mean_response() -> None:
 def test_a_large_batch_is_played_smaller() -> None:
     asked = asked_of(make_loop(RunPolicy(batch_groups=16 * MOST_GROUPS, max_queued_groups=32 * MOST_GROUPS), rho=0.7))
     assert (asked.policy.batch_groups, asked.policy.max_queued_groups) == (MOST_GROUPS, 2 * MOST_GROUPS)
+
+
+def test_a_batch_that_is_played_smaller_leaves_the_queue_its_room_for_all_that_is_admitted() -> None:
+    """Rounded each for itself, 33 groups of 40 would be 26, and 99 queued ones 77: one fewer than waiting needs."""
+    chosen = RunPolicy(
+        batch_groups=33, stale_action=StaleAction.WAIT, max_staleness=2, max_lookahead=2, max_queued_groups=99
+    )
+    asked = asked_of(make_loop(chosen, grown={"accepted_groups": 660, "accepted_samples": 660 * 40}))
+    assert (asked.group_size, asked.policy.batch_groups, asked.policy.max_queued_groups) == (40, 26, 78)
 
 
 def test_what_the_simulator_has_no_answer_to_is_left_out() -> None:

@@ -128,7 +128,9 @@ def question(view: RunView, known: Quantities, setting: Setting) -> Question | N
     policy = _policy(view, setting)
     if policy is None:
         return None
-    scale = max(1.0, policy.batch_groups / MOST_GROUPS, policy.batch_groups * size / MOST_RESPONSES)
+    largest = min(policy.batch_groups, MOST_GROUPS, MOST_RESPONSES / size)
+    # To a whole batch: rounded each for itself, a queue could fall below what waits for room need.
+    scale = policy.batch_groups / max(1, round(largest))
     return Question(
         policy=scaled(policy, 1 / scale),
         group_size=max(1, round(size)),
