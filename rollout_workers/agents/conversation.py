@@ -6,7 +6,7 @@ there, and what the chat template writes behind them; one request is answered at
 waits or not; what was refused fails the sample, whatever the agent makes of it.
 
 An interrupted attempt's turns are replayed: the agent begins anew, and while its requests come to the same tokens it is
-answered with the turns that are there.
+answered with the turns that are there. What it does not ask for again is discarded.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rollout_workers.generation.samples import TokenIds
 
 NOT_REPEATED = "not_repeated"
-"""Reason of discarded tokens: the agent was called again and asked for something else."""
+"""Reason of discarded tokens: the agent was called again, and did not ask for them again."""
 
 
 class Conversation:
@@ -92,6 +92,11 @@ class Conversation:
         self.fault = self.fault or why
         self.broken.set()
         return self.fault
+
+    def drop_unasked(self) -> None:
+        """Discard what an interrupted attempt left and the agent, which has ended, did not ask for again."""
+        if self._taken < len(self._left):
+            self._back(self._taken, NOT_REPEATED)
 
     async def close(self) -> None:
         """End the request under way; an agent that has not waited for it has not made a sample."""

@@ -69,6 +69,7 @@ class AgentRollout:
         reason = conversation.fault or (conversation.full if failed is not None else None) or failed
         if reason is not None:
             raise reason from failed
+        conversation.drop_unasked()
         episode.finish(conversation.finish)
         return making.result()
 

@@ -179,6 +179,31 @@ async def test_agent_that_begins_otherwise_begins_anew(monkeypatch: pytest.Monke
     assert second.balanced()
 
 
+@pytest.mark.parametrize("asks", [1, 0])
+async def test_agent_that_ends_sooner_than_before_has_made_what_it_asked_for_alone(
+    monkeypatch: pytest.MonkeyPatch, asks: int
+) -> None:
+    first = AgentScene(Agent(), tokens_per_s=50.0)
+    kept = await interrupted(first, monkeypatch)
+    made = first.progress.samples[0].generated
+
+    async def sooner(episode: AgentEpisode) -> float:
+        for _ in range(asks):
+            await chat(episode, [user("a")])
+        return 1.0
+
+    second = AgentScene(sooner, partial_rollout=kept)
+    if not asks:
+        with pytest.raises(SamplesFailed, match="call generate"):
+            await second.run()
+        return
+    assert await second.run()
+    assert said(second) == "user\na\nassistant\nanswer to a"
+    assert second.progress.discarded == {"not_repeated": made - len("answer to a") - 1}
+    assert second.balanced()
+    whole(second.progress)
+
+
 async def test_killed_engine_costs_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent()
     first = AgentScene(agent, tokens_per_s=50.0)
