@@ -5,6 +5,7 @@ goes back with the lease, beside the siblings that are kept.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 2.0
@@ -28,6 +29,12 @@ class Attempts:
         if not again:
             self.given_up[sample_index] = error
         return again
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Forget all samples but these, whose indexes are 0, 1, … from now on."""
+        failures, given_up = self._failures, self.given_up
+        self._failures = Counter({new: failures[old] for new, old in enumerate(indices)})
+        self.given_up = {new: given_up[old] for new, old in enumerate(indices) if old in given_up}
 
     def wait_s(self, sample_index: int) -> float:
         """Seconds to wait before the next attempt."""

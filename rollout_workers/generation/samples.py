@@ -211,19 +211,21 @@ class GroupProgress:
         """True when as many samples are finished as make the group."""
         return len(self.samples) - len(self.unfinished) >= self.task.group_size
 
-    def cut_surplus(self) -> tuple[int, int]:
+    def cut_surplus(self) -> tuple[list[int], int]:
         """Forget the samples beyond the group's size: first of those that are unfinished, the shortest first.
 
-        Returns how many they were and their generated tokens, which count as discarded.
+        Returns the indexes that those had which are kept, and the generated tokens of the others, which count as
+        discarded.
         """
+        if not self.surplus:
+            return list(range(len(self.samples))), 0
         going_on = sorted(self.unfinished, key=lambda i: -len(self.samples[i]))
         finished = [i for i, sample in enumerate(self.samples) if sample.finish is not None]
-        kept = set([*finished, *going_on][: self.task.group_size])
-        cut = [sample for i, sample in enumerate(self.samples) if i not in kept]
-        self.samples = [sample for i, sample in enumerate(self.samples) if i in kept]
-        if lost := sum(sample.generated for sample in cut):
+        kept = sorted([*finished, *going_on][: self.task.group_size])
+        before, self.samples = self.generated, [self.samples[i] for i in kept]
+        if lost := before - self.generated:
             self.discarded["surplus"] += lost
-        return len(cut), lost
+        return kept, lost
 
     @property
     def tokens(self) -> int:

@@ -75,8 +75,13 @@ class EngineLeases:
         return sum(work.on_engine for work in self.works.values())
 
     def room(self, groups: float) -> int:
-        """Groups that may begin where so many may run at once; each takes as much as the last one that did."""
-        return floor((groups - self.running + _SLACK) / self._each)
+        """Groups that may begin where so many may run at once; each takes as much as the last one that did.
+
+        Where nothing runs one may begin whose surplus samples have no room.
+        """
+        running = self.running
+        begin = floor((groups - running + _SLACK) / self._each)
+        return max(begin, 1) if not running and groups + _SLACK >= 1 else begin
 
     async def ask(self, max_tasks: int, wait_s: float) -> tasks_pb2.LeaseTasksResponse:
         """Request leases, or repeat the request that was not answered. Raises RolloutBufferError.

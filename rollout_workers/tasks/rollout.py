@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import structlog
 
+from rollout_workers.changes import Changes
 from rollout_workers.engine.errors import EngineError
 from rollout_workers.engine.types import SampleRequest, nobody_waits
 from rollout_workers.errors import SamplesFailed
@@ -50,8 +51,8 @@ class SingleTurn:
         self._slot = slot
         self._attempts = attempts
         self._on_freed = on_freed
-        self._enough = asyncio.Event()
-        """Event that is set when so many samples have ended, unread as yet, that the group may be complete."""
+        self._changes = Changes()
+        """Changes of what has ended in calls, and of what these have brought."""
         self._home = EngineCalls(progress, slot, attempts, on_freed=self._freed)
         self._all_calls = {slot: self._home}
         """Calls by engine."""
@@ -108,7 +109,7 @@ class SingleTurn:
     def _begin(self, indices: list[int]) -> tuple[list[int], list[int], EngineCalls]:
         """Samples that begin or go on here, those that begin elsewhere, and the calls for these."""
         new = [i for i in indices if not len(self.progress.samples[i])]
-        if self._spread is None or len(new) < 2:
+        if self._spread is None or len(new) < 2 or self._home.ended:
             return indices, [], self._home
         slot = self._spread.elsewhere(self.progress, self._slot, self._requests(new))
         if slot is None:
@@ -134,7 +135,10 @@ class SingleTurn:
         deadline = time.monotonic() + self._timeout_s
         failed: dict[int, Exception] = {}
         empty_calls = 0
-        while not (failed or self._is_done()) and (requests := self._requests(indices)):
+        while not failed:
+            await self._changes.until(self._is_read)
+            if self._is_done() or not (requests := self._requests(indices)):
+                break
             calls = await self._calls_that_may(calls, [request.sample_index for request in requests])
             if calls.ended:
                 break
@@ -164,33 +168,46 @@ class SingleTurn:
     def _is_done(self) -> bool:
         return self.progress.surplus > 0 and self.progress.is_complete
 
-    def _freed(self) -> None:
+    def _may_be_done(self) -> bool:
+        """True when so many samples have ended, in calls that have not returned too, that the group may be complete."""
         surplus = self.progress.surplus
-        if surplus and self.running + len(self._away & set(self.progress.unfinished)) <= surplus:
-            self._enough.set()
+        ended = sum(len(calls.ended_early) for calls in self._all_calls.values())
+        return surplus > 0 and len(self.progress.unfinished) - ended <= surplus
+
+    def _is_read(self) -> bool:
+        """False while the group may be complete by what calls have not brought yet."""
+        return self._is_done() or not self._may_be_done()
+
+    def _freed(self) -> None:
+        self._changes.notify()
         self._on_freed()
 
     async def _end_surplus(self) -> None:
-        """End what still runs when enough samples have ended, until cancelled."""
+        """End what still runs when enough samples have ended; returns when the group is complete."""
         while True:
-            await self._enough.wait()
-            self._enough.clear()
+            await self._changes.until(self._may_be_done)
             for calls in self._all_calls.values():
                 try:
                     await calls.abort()
                 except EngineError as error:
                     _log.warning("surplus runs on", engine=calls.slot.engine_id, error=str(error))
+            await self._changes.until(self._is_read)
+            if self._is_done():
+                return
 
     async def _call(
         self, calls: EngineCalls, requests: list[SampleRequest], left_s: float
     ) -> tuple[dict[int, Exception], EngineSlot | None]:
         """Make one engine call; the samples that failed, and the engine on which the others are to go on, if moved."""
         if self._spread is None:
-            return await calls.make(requests, left_s), None
+            failed = await calls.make(requests, left_s)
+            self._changes.notify()
+            return failed, None
         may_move = all(self._moves[request.sample_index] < MOST_MOVES for request in requests)
         part = Part(self.progress, calls.slot, requests, is_guest=calls is not self._home, may_move=may_move)
         with self._spread.under_way(part):
             failed = await calls.make(requests, left_s, on_end=part.ended)
+        self._changes.notify()
         open_now = set(self.progress.unfinished) - failed.keys()
         left = [request.sample_index for request in requests if request.sample_index in open_now]
         if part.target is None or not left or self._home.ended:

@@ -227,7 +227,7 @@ class Work:
         rewards = GroupRewards(progress, self._tools.scorer, attempts)
         try:
             while await self._generate(progress, attempts):
-                self._cut_surplus(progress)
+                attempts.keep(self._cut_surplus(progress))
                 self.stage = Stage.SCORING
                 self._on_freed()
                 began = time.monotonic()
@@ -262,11 +262,15 @@ class Work:
         taken = self.lease.HasField("partial_rollout") or self.pinned is not None
         return 0 if taken or self._tools.rollout is not None else self._tools.surplus_samples
 
-    def _cut_surplus(self, progress: GroupProgress) -> None:
-        cut, tokens = progress.cut_surplus()
+    def _cut_surplus(self, progress: GroupProgress) -> list[int]:
+        """Cut what is beyond the group's size; returns the indexes that the others had."""
+        began = len(progress.samples)
+        kept, tokens = progress.cut_surplus()
+        cut = began - len(kept)
         self._tools.counters.surplus_samples += cut
         self._slot.surplus_samples += cut
         self._slot.surplus_tokens += tokens
+        return kept
 
     def _way(self, progress: GroupProgress, attempts: Attempts) -> SingleTurn | Episodes:
         tools = self._tools

@@ -165,6 +165,29 @@ async def test_a_stop_brings_back_what_both_engines_have(monkeypatch: pytest.Mon
     assert two.progress.received == two.progress.tokens > 80
 
 
+async def test_nothing_begins_elsewhere_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Two(monkeypatch, lambda _: 400)
+    turn = await two.build(group_size=2)
+    monkeypatch.setattr(spreading.Spread, "elsewhere", lambda *_: two.slots[1])
+    await turn.stop()
+    assert not await turn.run()
+    assert (two.progress.received, two.engines[1].answered) == (0, {})
+
+
+async def test_surplus_ends_as_soon_as_samples_that_ended_elsewhere_make_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = Two(monkeypatch, lambda request: 1_900 if request.sample_index in (0, 3) else 20)
+    turn = await two.build(group_size=2)
+    turn.progress = two.progress = GroupProgress(two.progress.lease, PROMPT, surplus=2)
+    turn._home.progress = two.progress
+    # Two begin on each engine, of which one ends at once and one takes long, on the slow engine for 3.8 s.
+    monkeypatch.setattr(spreading.Spread, "elsewhere", lambda *_: two.slots[1])
+    monkeypatch.setattr(two.engines[1], "options", SimulatedEngineOptions(tokens_per_s=500.0))
+    assert await asyncio.wait_for(turn.run(), 1.5)
+    assert [sample.finish for sample in two.progress.samples] == [None, "stop", "stop", None]
+
+
 # ── what is expected ─────────────────────────────────────────────────────────
 
 

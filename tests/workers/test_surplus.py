@@ -1,13 +1,18 @@
 """Surplus samples: the first that end make the group, and what is cut off is counted."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from buffer_wire.layout import read_payload
 from rollout_buffer.v1 import groups_pb2
+from rollout_workers.engine.errors import EngineMalformed
 from rollout_workers.engine.options import SimulatedOptions
+from rollout_workers.engine.simulated.engine import SimulatedEngine
 from rollout_workers.engine.types import SampleRequest
+from rollout_workers.rewards import RewardInput
 from tests.workers.building import task, time_passes
 from tests.workers.fake_service import FakeService
 from tests.workers.scripted import script_lengths
@@ -59,3 +64,42 @@ async def test_surplus_takes_room_and_a_partial_rollout_has_the_size_of_the_grou
         finishes = [sample.finish_reason for sample in back.partial_rollout.header.samples]
         assert finishes.count(groups_pb2.FINISH_REASON_STOP) == 1, "what is finished is kept"
         assert len(finishes) == 4
+
+
+async def test_a_sample_that_is_cut_off_takes_its_failures_with_it(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def fails_once(sample: RewardInput) -> float:
+        nonlocal asked
+        asked += sample.sample_index == 0
+        if sample.sample_index == 0 and asked == 1:
+            raise RuntimeError("the judge hiccups")
+        return 1.0
+
+    generate, calls = SimulatedEngine.generate, 0
+
+    async def fails_first(engine: SimulatedEngine, requests: Sequence[SampleRequest], **more: Any) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise EngineMalformed("e", "generating", "a hiccup")
+        return await generate(engine, requests, **more)
+
+    monkeypatch.setattr(SimulatedEngine, "generate", fails_first)
+    async with working(fake, tmp_path, reward=fails_once, limit_s=20.0, surplus_samples=1) as running:
+        # All have failed once, and the first twice when the two others make the group.
+        running.engine.fail_samples(0, 1)
+        await fake.submit(task(group_size=2))
+        await fake.until(all_done(fake))
+    assert (calls, asked, fake.returns) == (4, 2, [])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+async def test_a_group_begins_where_nothing_runs_however_much_surplus_there_is(
+    fake: FakeService, tmp_path: Path, groups: int
+) -> None:
+    await fake.submit(*(task(f"t{i}") for i in range(3)))
+    async with working(fake, tmp_path, limit_s=10.0, surplus_samples=8, groups_per_engine=groups):
+        await fake.until(all_done(fake))
