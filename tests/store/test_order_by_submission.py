@@ -10,6 +10,7 @@ from buffer_service.domain import ops
 from buffer_service.domain.policy import EnvironmentRule, Order, RunPolicy
 from buffer_service.domain.ports import Topic
 from buffer_service.observability.diagnosis import Situation, waits_on
+from buffer_service.store.keys import SCHEMA_VERSION, index_key
 from buffer_wire.errors import InvalidPolicy
 from tests.store.driver import Run
 
@@ -168,6 +169,18 @@ async def test_another_order_ends_the_wait_and_what_comes_then_comes_last(run: R
     await finish(run, e)
     assert names(await run.batch(2)) == ["e", "f"]
     await run.check()
+
+
+async def test_a_service_that_knows_no_turns_refuses_a_run_that_has_given_one(run: Run) -> None:
+    """It would give a group the number of another one's turn, whose record it then overwrites."""
+    await run.create(**ORDERED)
+    await run.submit("a")
+    record = index_key(run.run_id, "run")
+    assert await run.command("HGET", record, "layout") == str(SCHEMA_VERSION).encode()
+    await run.lease()
+    assert await run.command("HGET", record, "layout") == f"{SCHEMA_VERSION}p".encode()
+    await run.store.call(commands.update_policy(run.run_id, RunPolicy(**ORDERED | {"order": Order.FIFO})))
+    assert await run.command("HGET", record, "layout") == f"{SCHEMA_VERSION}p".encode()
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,16 @@ function Run.check_layout(found)
   end
 end
 
--- Gives a run that has payloads in parts the layout that says so: services of 0.1.0, which know no parts and would take
--- the payload for lost, refuse it.
+-- Gives a run the layout that services of 0.1.0 refuse, from when it has what they would damage: payloads in parts,
+-- which they would take for lost, or turns (Tasks.turn), beside which they would number groups on their own.
+function Run.refuse_first_release()
+  call('HSET', RUN, 'layout', '$SCHEMA_VERSIONp')
+end
+
 function Run.mark_parts(payload)
   local _, count = Parts.of(payload)
   if count > 0 then
-    call('HSET', RUN, 'layout', '$SCHEMA_VERSIONp')
+    Run.refuse_first_release()
   end
 end
 

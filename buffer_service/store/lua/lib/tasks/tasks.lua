@@ -169,6 +169,9 @@ function Tasks.turn(ctx, task)
     return state.sequence
   end
   if not task.turn then
+    if not state.turns then
+      Run.refuse_first_release()
+    end
     state.turns = (state.turns or state.sequence) + 1
     task.turn = state.turns
   end
