@@ -121,7 +121,9 @@ class _Judgement:
             return self._stays(Outcome.HOLDING, says)
         if below:
             return self._stays(Outcome.OPEN, f"{says}: no knob holds it down")
-        within = what_would_reach(self._policy, self._found, self._off)
+        least = self._least_micro_batch()
+        share = least * max(1, self._situation.world_size) / self._policy.batch_groups
+        within = what_would_reach(self._policy, self._found, self._off, micro_batch_groups=least, share=share)
         return self._stays(Outcome.OUT_OF_REACH, f"{says}: every knob is at its least. {within}")
 
     def _stays(self, outcome: Outcome, reason: str) -> Decision:
@@ -139,12 +141,16 @@ class _Judgement:
 
     # ── down, what costs least first ──
 
+    def _least_micro_batch(self) -> int:
+        """Groups a rank below which micro-batches are not made smaller."""
+        return max(1, self._policy.batch_groups // (MICRO_BATCHES * max(1, self._situation.world_size)))
+
     def _smaller_micro_batches(self) -> tuple[Knobs, str] | None:
         policy = self._policy
         if not policy.micro_batch_groups or policy.quota_tokens or policy.quota_bytes:
             return None
         now = in_effect(policy, self._knobs, self._situation.world_size).micro_batch_groups
-        least = max(1, policy.batch_groups // (MICRO_BATCHES * max(1, self._situation.world_size)))
+        least = self._least_micro_batch()
         if now <= least:
             return None
         then = max(least, now // 2)

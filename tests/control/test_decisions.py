@@ -146,6 +146,18 @@ def test_the_limit_in_flight_moves_when_the_lookahead_is_at_its_least_and_never_
     )
 
 
+@pytest.mark.parametrize(
+    ("ranks", "named"), [(2, "micro_batch_groups 1 takes away up to 0.44"), (8, "up to 0.25"), (16, "")]
+)
+def test_micro_batches_are_named_by_rank_and_not_where_one_group_a_rank_is_a_batch(ranks: int, named: str) -> None:
+    ahead = replace(POLICY, prefetch_batches=1, target_staleness_milli=500)
+    stale = situation(ahead, Knobs(lookahead_milli=1_000, max_inflight_groups=N), 1.0, held=True)
+    given_up = decide(replace(stale, world_size=ranks))
+    assert given_up.outcome is Outcome.OUT_OF_REACH
+    assert given_up.reason.endswith(named)
+    assert ("micro_batch_groups" in given_up.reason) == bool(named)
+
+
 def test_what_costs_most_is_given_back_first() -> None:
     limited = Knobs(lookahead_milli=1_000, max_inflight_groups=20)
     back = decided(staleness=1.0, knobs=limited)
