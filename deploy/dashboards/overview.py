@@ -166,11 +166,13 @@ _QUEUE = Row(
             title="Queued groups",
             description=(
                 "Groups that wait for a batch, between the batch size and the cap. Always at the cap: training is the "
-                "bottleneck. Always below a batch: the trainer waits for rollouts."
+                "bottleneck. Always below a batch: the trainer waits for rollouts. awaited: groups in flight that the "
+                "pull waits for though enough are queued (stale_action wait, order_window_groups)."
             ),
             unit="none",
             lines=[
                 Series(of_run("queue_groups"), "queued"),
+                Series(of_run("awaited_groups"), "awaited"),
                 Series(of_run("queue_limit_groups"), "cap", dashed=True),
                 Series(of_run("batch_groups"), "batch", dashed=True),
             ],
