@@ -126,6 +126,13 @@ async def test_a_patch_that_cannot_be_used_costs_a_fetch_of_the_file(
     assert of(await fetcher.fetch(V3, manifest, deadline_s=4)) == content(3)
 
 
+async def test_a_damaged_file_that_stays_the_same_is_fetched(fetcher: WeightFetcher, publisher: FilesPublisher) -> None:
+    place = await fetcher.fetch(V1, publish(publisher, V1), deadline_s=10)
+    (place / "tokenizer.json").write_bytes(b"y" * 100_000)
+    assert of(await fetcher.fetch(V2, publish(publisher, V2), deadline_s=4)) == content(2)
+    assert (place / "tokenizer.json").read_bytes() == b"y" * 100_000
+
+
 async def test_what_is_removed_is_not_remembered(fetcher: WeightFetcher, publisher: FilesPublisher) -> None:
     for number in range(1, 8):
         version = Version(1, number)

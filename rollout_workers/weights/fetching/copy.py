@@ -9,12 +9,15 @@ import os
 from pathlib import Path
 
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers.errors import WeightsUnavailable
+from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
 from rollout_workers.weights.files import check_content, hash_into
 
 
 def take_file(label: str, origin: Path, file: weights_pb2.WeightFile, target: Path) -> None:
-    """Link or copy one file and check what lies at `target`. Blocking. Raises WeightsInvalid, WeightsUnavailable."""
+    """Link or copy one file and check what lies at `target`. Blocking.
+
+    Raises WeightsInvalid, WeightsUnavailable; then nothing is left at `target`, where a link would be written through.
+    """
     state = hashlib.sha256()
     target.unlink(missing_ok=True)
     try:
@@ -25,7 +28,11 @@ def take_file(label: str, origin: Path, file: weights_pb2.WeightFile, target: Pa
                 size = hash_into(origin, state, copy.write)
         check_content(label, file, size, state.digest())
     except OSError as error:
+        target.unlink(missing_ok=True)
         raise WeightsUnavailable(label, str(origin), error.strerror or str(error)) from error
+    except WeightsInvalid:
+        target.unlink(missing_ok=True)
+        raise
 
 
 def _link(origin: Path, target: Path) -> bool:

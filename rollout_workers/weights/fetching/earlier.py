@@ -8,7 +8,7 @@ from pathlib import Path
 
 from buffer_wire.weights.patch import apply_patch
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers.errors import WeightsUnavailable
+from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
 from rollout_workers.weights.fetching.copy import take_file
 from rollout_workers.weights.files import check_content
 
@@ -49,13 +49,13 @@ class EarlierVersions:
         return min(usable, key=lambda patch: patch.size_bytes, default=None)
 
     def take_same(self, label: str, file: weights_pb2.WeightFile, target: Path) -> bool:
-        """Link or copy a file that is here as it is, and check it. Blocking; False when there is none any more."""
+        """Link or copy a file that is here as it is, and check it. Blocking; False when it is gone or damaged."""
         same = self.with_sha256(file.sha256)
         if same is None:
             return False
         try:
             take_file(label, same, file, target)
-        except WeightsUnavailable:
+        except (WeightsInvalid, WeightsUnavailable):
             return False
         return True
 
@@ -68,7 +68,7 @@ class EarlierVersions:
             raise FileNotFoundError(f"the base of {patch.name} is gone")
         state = hashlib.sha256()
         # A base that is removed meanwhile stays readable while it is open.
-        with base.open("rb") as old, source.open("rb") as changes, target.open("wb") as new:
+        with base.open("rb") as old, source.open("rb") as changes, target.open("xb") as new:
 
             def take(block: bytes) -> None:
                 state.update(block)
