@@ -44,7 +44,11 @@ class Asked:
 
 def refuse_what_changes_tokens(body: Mapping[str, Any], done: frozenset[str], *, nothing: frozenset[str]) -> None:
     """Raise RequestRefused for fields that are neither `done`, nor known to change `nothing`, nor left at no value."""
-    asked = sorted(name for name, value in body.items() if name not in done | nothing and value not in _UNSET)
+    refuse(sorted(name for name, value in body.items() if name not in done | nothing and value not in _UNSET))
+
+
+def refuse(asked: Sequence[str]) -> None:
+    """Raise RequestRefused where something is asked for that is not done."""
     if asked:
         raise RequestRefused("unsupported", f"not supported: {', '.join(asked)}")
 

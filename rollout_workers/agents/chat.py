@@ -13,6 +13,7 @@ from rollout_workers.agents.asked import (
     call_of,
     must_be,
     positive,
+    refuse,
     refuse_what_changes_tokens,
     strings,
     text_of,
@@ -50,8 +51,7 @@ def read(body: Mapping[str, Any]) -> Asked:
         "response_format": (body.get("response_format") or {}).get("type", "text") != "text",
         "top_logprobs": bool(body.get("top_logprobs")),
     }
-    if asked := [name for name, is_wanted in wanted.items() if is_wanted]:
-        raise RequestRefused("unsupported", f"not supported: {', '.join(asked)}")
+    refuse([name for name, is_wanted in wanted.items() if is_wanted])
     return Asked(
         model=str(body.get("model") or ""),
         messages=[_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
@@ -168,6 +168,6 @@ def _call(given: Any, where: str) -> Message:  # noqa: ANN401 - JSON
 def _tool(given: Any, where: str) -> dict[str, Any]:  # noqa: ANN401 - JSON
     kind = must_be(given, dict, where).get("type")
     if kind != "function":
-        raise RequestRefused("unsupported", f"not supported: {where} of type {kind}")
+        refuse([f"{where} of type {kind}"])
     must_be(given.get("function"), dict, f"{where}.function")
     return {"type": "function", "function": {k: v for k, v in given["function"].items() if k != "strict"}}

@@ -12,6 +12,7 @@ from rollout_workers.agents.asked import (
     call_of,
     must_be,
     positive,
+    refuse,
     refuse_what_changes_tokens,
     strings,
     text_of,
@@ -39,8 +40,7 @@ def read(body: Mapping[str, Any]) -> Asked:
         "tool_choice": choice.get("type") not in ("auto", "none"),
         "disable_parallel_tool_use": bool(choice.get("disable_parallel_tool_use")),
     }
-    if asked := [name for name, is_wanted in wanted.items() if is_wanted]:
-        raise RequestRefused("unsupported", f"not supported: {', '.join(asked)}")
+    refuse([name for name, is_wanted in wanted.items() if is_wanted])
     messages: list[Message] = []
     if system := text_of(body.get("system"), "system"):
         messages.append({"role": "system", "content": system})
@@ -163,7 +163,7 @@ def _messages(given: Any, where: str) -> Iterator[Message]:  # noqa: ANN401 - JS
 def _tool(given: Any, where: str) -> dict[str, Any]:  # noqa: ANN401 - JSON
     kind = must_be(given, dict, where).get("type") or "custom"
     if kind != "custom":
-        raise RequestRefused("unsupported", f"not supported: {where} of type {kind}")
+        refuse([f"{where} of type {kind}"])
     function = {
         "name": must_be(given.get("name"), str, f"{where}.name"),
         "description": given.get("description") or "",

@@ -222,7 +222,7 @@ async def _body(request: Request) -> bytes:
 def _asked(dialect: Dialect, body: bytes) -> Asked:
     try:
         return dialect.read(must_be(json.loads(body), dict, "body"))
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise RequestRefused("invalid", f"not a request of this API: {describe(error)}") from error
 
 

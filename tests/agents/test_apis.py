@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -216,6 +217,23 @@ async def test_what_is_no_request_is_refused(path: str, body: dict[str, Any]) ->
     with pytest.raises(SamplesFailed):
         await AgentScene(agent).run()
     assert (told[0][0], told[0][1]["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_body_that_is_nested_too_deep_is_refused() -> None:
+    told: list[Any] = []
+
+    async def agent(episode: AgentEpisode) -> float:
+        headers = {"Authorization": f"Bearer {episode.api_key}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(episode.anthropic_url + CHAT, data=b"[" * 100_000) as reply,
+        ):
+            told.append((reply.status, reply.headers.get("x-should-retry")))
+        return 1.0
+
+    with pytest.raises(SamplesFailed, match="not a request of this API"):
+        await AgentScene(agent).run()
+    assert told == [(400, "false")]
 
 
 async def test_tools_without_a_parser_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,7 @@ async def test_template_that_ends_a_conversation_with_a_token_of_its_own_is_no_d
 
 def test_place_of_a_difference() -> None:
     assert [rendering.difference(*pair) for pair in (("abc", "abd"), ("ab", "abc"), ("", "a"))] == [2, 2, 0]
+    assert [rendering.difference(*pair) for pair in (("abc", "abc"), ("xbc", "abc"), ("abcab", "abxab"))] == [3, 0, 2]
 
 
 async def test_request_beside_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
