@@ -40,7 +40,10 @@ log = structlog.get_logger(__name__)
 
 
 def in_a_child(asked: Sequence[Question]) -> Answers:
-    """Answers of a process of its own, one for each question. Raises OSError, SubprocessError where it fails."""
+    """Answers of a process of its own, one for each question.
+
+    Raises OSError, SubprocessError or ValueError where it fails.
+    """
     lines = "".join(f"{one.to_json()}\n" for one in asked)
     done = subprocess.run(  # noqa: S603 - this program
         _COMMAND, input=lines, capture_output=True, timeout=TIMEOUT_S, check=True, text=True
@@ -100,7 +103,7 @@ class Forecasts:
             began = self._clock()
             try:
                 answers = self._simulate(list(asked.values()))
-            except (OSError, subprocess.SubprocessError) as error:
+            except (OSError, subprocess.SubprocessError, ValueError) as error:
                 log.warning("no simulation of runs", runs=sorted(asked), why=str(error))
                 answers = [None] * len(asked)
             with self._changed:
