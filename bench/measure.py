@@ -4,7 +4,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,20 +13,32 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def cpu_s(pids: Sequence[int]) -> float:
     """User and system seconds of these processes so far (their threads included, their children not)."""
+    return sum(sum(_ticks(pid)[:2]) for pid in pids) / _TICKS_PER_S
+
+
+def tree_cpu_s(pid: int) -> float:
+    """User and system seconds of a process and its descendants so far, those that have ended included."""
     total = 0
-    for pid in pids:
-        # The command name may hold spaces and brackets: the numbers follow the last one.
-        numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += int(numbers[11]) + int(numbers[12])
+    for one in descendants(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            total += sum(_ticks(one))
     return total / _TICKS_PER_S
+
+
+def _ticks(pid: int) -> list[int]:
+    """Ticks of a process: user, system, and the same two of its children that it has waited for."""
+    # The command name may hold spaces and brackets: the numbers follow the last one.
+    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return [int(number) for number in numbers[11:15]]
 
 
 def descendants(pid: int) -> list[int]:
     """The process and all its descendants."""
     found = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found.extend(descendants(int(child)))
+    with suppress(FileNotFoundError, ProcessLookupError):  # It may end meanwhile.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found.extend(descendants(int(child)))
     return found
 
 

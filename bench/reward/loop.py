@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from bench.measure import cpu_s, descendants
+from bench.measure import tree_cpu_s
 from bench.reward.cells import GROUP_SIZE, GROUPS, POLICIES, Cell
 from bench.reward.learner import Learner, Samples
 from examples.demo.loop import buffer_tasks
@@ -215,10 +215,9 @@ class _Trainer:
 def _costs(pids: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """CPU seconds of processes with their children, and of this one; the wall time, and the machine's load before."""
     costs: dict[str, Any] = {"load_average": round(os.getloadavg()[0], 2)}
-    children = {name: descendants(pid) for name, pid in pids.items()}
-    before = {name: cpu_s(found) for name, found in children.items()}
+    before = {name: tree_cpu_s(pid) for name, pid in pids.items()}
     began, own = time.perf_counter(), time.process_time()
     yield costs
     costs["wall_s"] = round(time.perf_counter() - began, 1)
-    costs["cpu_s"] = {name: round(cpu_s(found) - before[name], 1) for name, found in children.items()}
+    costs["cpu_s"] = {name: round(tree_cpu_s(pid) - before[name], 1) for name, pid in pids.items()}
     costs["cpu_s"]["trainer"] = round(time.process_time() - own, 1)
