@@ -32,6 +32,8 @@ class Counters:
     """Generated tokens of groups with a final answer that was no refusal."""
     tokens_returned: int = 0
     """Generated tokens of partial rollouts that the service took back."""
+    tokens_cached: int = 0
+    """Input tokens that engines took from their prefix caches, as far as they say so."""
     tokens_discarded: Counter[str] = field(default_factory=Counter)
     """Generated tokens that nobody will train on, by reason. When no work is open, tokens + tokens_resumed =
     tokens_pushed + tokens_returned + the sum of these."""

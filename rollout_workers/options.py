@@ -14,7 +14,7 @@ from buffer_wire.connection.access import Access, check_address, stays_here
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions, Source, check, is_positive
 from rollout_workers.engine.registry import KINDS, SERVERS, Kind
-from rollout_workers.engine.types import PauseMode
+from rollout_workers.engine.types import PauseMode, PrefixCache
 
 EVALUATIONS = ("also", "never", "only")
 """Choices for evaluations: a worker takes their tasks beside the training's, never, or only them."""
@@ -203,6 +203,11 @@ class WorkerOptions:
     """`retract` (running requests are recomputed), `in_place` (they go on over the old cache), `abort` (they come back
     as partial rollouts)."""
 
+    prefix_cache: str = "version"
+    """`version` (requests go on with keys and values of the present weights alone), `group` (with all since the version
+    that their group was begun with: loads leave the engines' prefix caches alone, and log-probabilities are less
+    exact)."""
+
     reload_timeout_s: float = 120.0
     """Longest time to fetch and load a version before the engine is quarantined."""
 
@@ -262,6 +267,12 @@ class WorkerOptions:
         check("weights_serve", self.weights_serve, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
         check("weights_advertise", self.weights_advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
         check("weights_max_mbps", self.weights_max_mbps, lambda n: 0 <= n <= 1e6, "0 to 1,000,000 Mbit/s")
+        check("prefix_cache", self.prefix_cache, lambda c: c in list(PrefixCache), f"one of {', '.join(PrefixCache)}")
+        if self.evaluations == "only":
+            # Its engines go back to older weights, under whose labels there is what newer ones have computed.
+            check(
+                "prefix_cache", self.prefix_cache, lambda c: c == PrefixCache.VERSION, "version with evaluations only"
+            )
         for mirror in self.weights_mirrors:
             check("weights_mirrors", mirror, is_base_url, "http://host:port or https://host:port")
         check("lease_wait_s", self.lease_wait_s, lambda s: 0 <= s <= 60, "0 to 60 seconds")

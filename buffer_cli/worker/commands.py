@@ -115,6 +115,9 @@ def worker(
         _weights("--weights-mirror", help="URL of a relay, asked before the publisher; repeatable, the fastest first."),
     ] = None,
     pause_mode: Annotated[str | None, _weights(help="retract, in_place or abort.")] = None,
+    prefix_cache: Annotated[
+        str | None, _weights(help="version (default), or group: what is cached survives a load for groups under way.")
+    ] = None,
     evaluations: Annotated[
         str | None, typer.Option(help="Tasks of evaluations: also (default), never, or only.")
     ] = None,

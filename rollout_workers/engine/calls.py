@@ -14,7 +14,7 @@ from typing import Any
 from rollout_workers.engine.errors import EngineMalformed, EngineRejected
 from rollout_workers.engine.flights import Flights
 from rollout_workers.engine.http import HttpConnection, Reply
-from rollout_workers.engine.types import DecodingListener, nobody_counts
+from rollout_workers.engine.types import DecodingListener, PrefixCache, nobody_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,8 @@ class ServerOptions:
     """Tokens of a sample between two events of its stream: at most so many are lost with a server."""
     full_queue_wait_s: float = 10.0
     """Time for which a request that finds the server's queue full is sent again, with growing pauses."""
+    prefix_cache: PrefixCache = PrefixCache.VERSION
+    """Versions of which a request may use what is cached."""
     counts_as: str = ""
     """Release that the server is taken for; empty: the one that it says."""
     config_path: Path | None = None

@@ -13,7 +13,7 @@ from typing import Protocol
 from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineError, EngineUnavailable, EngineUnfit
 from rollout_workers.engine.options import HostOptions
-from rollout_workers.engine.types import Engine
+from rollout_workers.engine.types import Engine, PrefixCache
 
 _POLL_S = 0.25
 _RESUME_S = 1.0
@@ -126,6 +126,7 @@ def server_options(options: HostOptions) -> ServerOptions:
         load_timeout_s=options.reload_timeout_s,
         stream=options.stream,
         stream_interval=options.stream_interval,
+        prefix_cache=PrefixCache(options.prefix_cache),
         counts_as=options.sglang_version,
         config_path=Path(options.tokenizer) if options.tokenizer else None,
     )

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from buffer_wire.errors import InvalidField
 from rollout_workers.engine.hosts import EngineHost, RemoteHost
 from rollout_workers.engine.options import HostOptions, Source
-from rollout_workers.engine.types import PauseMode
+from rollout_workers.engine.types import PauseMode, PrefixCache
 
 
 class KindHosts(Protocol):
@@ -39,6 +39,7 @@ class Kind:
     """Name of the kind, and of its folder."""
     sources: tuple[Source, ...]
     pause_modes: tuple[PauseMode, ...] = tuple(PauseMode)
+    prefix_caches: tuple[PrefixCache, ...] = tuple(PrefixCache)
 
     def check(self, options: HostOptions) -> None:
         """Raise InvalidField for what engines of this kind cannot do."""
@@ -47,6 +48,8 @@ class Kind:
             raise InvalidField("engine_kind", self.name, f"{can} with {options.source}")
         if options.pause_mode not in self.pause_modes:
             raise InvalidField("pause_mode", options.pause_mode, f"{', '.join(self.pause_modes)} for {self.name}")
+        if options.prefix_cache not in self.prefix_caches:
+            raise InvalidField("prefix_cache", options.prefix_cache, f"{', '.join(self.prefix_caches)} for {self.name}")
         self.hosts.check(options)
 
     @property
@@ -58,7 +61,7 @@ class Kind:
 _TABLE = (
     Kind("sglang", ("url", "router", "launch")),
     Kind("simulated", ("simulate",)),
-    Kind("vllm", ("url",), pause_modes=(PauseMode.ABORT,)),
+    Kind("vllm", ("url",), pause_modes=(PauseMode.ABORT,), prefix_caches=(PrefixCache.VERSION,)),
 )
 KINDS = {kind.name: kind for kind in _TABLE}
 SERVERS = tuple(kind.name for kind in _TABLE if "url" in kind.sources)

@@ -58,6 +58,15 @@ class PauseMode(enum.StrEnum):
     """Requests end now with what they have (finish_reason "abort")."""
 
 
+class PrefixCache(enum.StrEnum):
+    """Keys and values that a request may go on with, instead of computing its input anew."""
+
+    VERSION = "version"
+    """Those of the weights that generate now: a load empties the cache, as far as no request sits in place."""
+    GROUP = "group"
+    """Those since the version that the request's group was begun with: a load leaves the cache alone. Exact no more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
     """Request to generate one sample, or to continue it."""
@@ -94,6 +103,8 @@ class SampleRequest:
     """Columns to record beside log-probabilities, by the names in Task.columns."""
     experts_from: int = 0
     """Position of the first input whose routed experts are wanted, 0 to len(input_ids) - 1."""
+    begun_with: str = ""
+    """Label of the weights that made the first token of the request's group; empty while there is none."""
     rid: str = field(default_factory=new_rid)
     """Request id, unique among live requests of the engine, RID_LENGTH characters."""
     on_end: Callable[[], None] = field(default=nobody_waits, compare=False, repr=False)
@@ -133,6 +144,8 @@ class GeneratedSample:
     fault: str = ""
     """Reason why the engine's answer to this request cannot be used, though it answered others of the same call. Then
     there are no tokens, and finish_reason is "abort". Empty when nothing is wrong."""
+    cached_tokens: int = 0
+    """Tokens of the request's input whose keys and values came from the engine's prefix cache, as far as it says so."""
     unusable_tokens: int = 0
     """Tokens that the engine sent for this request and that are not among output_ids: without a log-probability, or of
     an answer that is not used."""

@@ -88,6 +88,9 @@ class EngineCalls:
         if ROUTED_EXPERTS in self.progress.task.columns:
             samples = self.progress.samples
             requests = [replace(one, experts_from=samples[one.sample_index].positions_known) for one in requests]
+        if (oldest := self.progress.oldest) is not None:
+            label = self.slot.label_of(oldest)
+            requests = [replace(one, begun_with=label) for one in requests]
         rids = {request.rid for request in requests}
         self._rids |= rids
         try:
@@ -165,6 +168,7 @@ class EngineCalls:
         for new in done:
             sample, index = self.progress.samples[new.sample_index], new.sample_index
             self.progress.received += len(new.output_ids) + new.unusable_tokens
+            self.progress.cached += new.cached_tokens
             why = new.fault
             if unusable := new.unusable_tokens + (len(new.output_ids) if why else 0):
                 self.progress.discarded["unusable_answer"] += unusable

@@ -189,6 +189,8 @@ class GroupProgress:
             SampleProgress(columns={name: none_of(name) for name in asked})
             for _ in range(lease.task.group_size + surplus)
         ]
+        self.cached = 0
+        """Input tokens that engines took from their prefix caches."""
         self.received = 0
         """Tokens that engines generated under this lease."""
         self.resumed = 0
@@ -274,6 +276,11 @@ class GroupProgress:
     def newest_of(self, indices: Iterable[int]) -> Version | None:
         """The newest version of any token of these samples so far."""
         return max((spans[-1].version for i in indices if (spans := self.samples[i].spans)), default=None)
+
+    @property
+    def oldest(self) -> Version | None:
+        """Version with which the group was begun: the smallest of a first token."""
+        return min((sample.spans[0].version for sample in self.samples if sample.spans), default=None)
 
     def take_partial_rollout(self) -> str | None:
         """Start from what the lease's earlier attempt left; returns why it cannot be used, or None.

@@ -82,6 +82,8 @@ class EngineSlot:
         """Changes of what runs on the engine: there may be room for more."""
         self._at = EngineState()
         self._said = set[str]()
+        self._own_label = ""
+        """Label of the weights that the engine started with, where no worker gave it."""
         self.hold: SwapHold | None = None
         """Hold on the weights, which is waited for before the engine is paused for new ones."""
         self.limit: SampleLimit | None = None
@@ -206,6 +208,10 @@ class EngineSlot:
         """The version of an engine's label; a label that no worker gave means the weights it started with."""
         return Version.parse(label) or self.base
 
+    def label_of(self, version: Version) -> str:
+        """The engine's label of a version: the inverse of `version_of`."""
+        return self._own_label if self._own_label and version == self.base else version.label
+
     def failed(self, error: BaseException, *, suspect: bool = False, doubted: bool = False) -> None:
         """Note an error; `suspect` when the engine may be gone, `doubted` when it may be another."""
         self.errors += 1
@@ -284,6 +290,7 @@ class EngineSlot:
         """Ask the engine what it has loaded, after it was connected (anew). Raises EngineError."""
         label = await self.engine.loaded_version()
         known = Version.parse(label)
+        self._own_label = label if known is None else ""
         # A label in our form says that somebody updated the engine, not from which run: it is loaded once more.
         event = Event.CONNECTED_OWN if known is None else Event.CONNECTED_OTHER
         self.move(event, loaded=known or BASE, base=BASE, membership=0, prepared=None)

@@ -12,7 +12,7 @@ from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.drivers import Driver
 
 _SLOW_PUSH_S = 60.0
-_WHEN_THERE = ("leases_lost", "leases_cancelled", "samples_again", "samples_moved", "surplus_samples")
+_WHEN_THERE = ("leases_lost", "leases_cancelled", "samples_again", "samples_moved", "surplus_samples", "tokens_cached")
 _log = structlog.get_logger()
 
 

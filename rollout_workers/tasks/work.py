@@ -247,7 +247,7 @@ class Work:
     async def _generate(self, progress: GroupProgress, attempts: Attempts) -> bool:
         """Generate what is unfinished; False when it was interrupted."""
         counters = self._tools.counters
-        tokens, unfinished = progress.received, len(progress.unfinished)
+        tokens, cached, unfinished = progress.received, progress.cached, len(progress.unfinished)
         self._turn = self._way(progress, attempts)
         self.stage = Stage.GENERATING
         try:
@@ -255,6 +255,7 @@ class Work:
         finally:
             counters.tokens += progress.received - tokens
             counters.samples += unfinished - len(progress.unfinished)
+            counters.tokens_cached += progress.cached - cached
 
     @property
     def _surplus(self) -> int:

@@ -388,6 +388,27 @@ async def test_new_requests_use_a_prefix_cache_of_their_version(
     assert [body["extra_key"] for body in fake.received["/generate"]] == [["1.0"], ["1.6"]]
 
 
+async def test_a_group_goes_on_with_what_was_cached_since_it_began(fake: FakeSglang, weights: Path) -> None:
+    async with connected(fake, replace(QUICK, prefix_cache=PrefixCache.GROUP)) as engine:
+        await engine.generate([request()])
+        for label in ("1.6", "1.7"):
+            await engine.load_files(weights, label)
+        await engine.generate([replace(request(), begun_with="1.6"), request()])
+    assert [body["extra_key"] for body in fake.received["/generate"]] == [["1.0"], ["1.6", "1.7"]]
+    # The first load empties what another run may have left.
+    assert [body["flush_cache"] for body in fake.received["/update_weights_from_disk"]] == [True, False]
+
+
+async def test_by_default_what_was_cached_before_a_load_is_of_no_use(
+    engine: SglangEngine, fake: FakeSglang, weights: Path
+) -> None:
+    await engine.load_files(weights, "1.6")
+    await engine.load_files(weights, "1.7")
+    await engine.generate([replace(request(), begun_with="1.6")])
+    assert [body["extra_key"] for body in fake.received["/generate"]] == [["1.7"]]
+    assert [body["flush_cache"] for body in fake.received["/update_weights_from_disk"]] == [True, True]
+
+
 # --- helpers ----------------------------------------------------------------------------------------------------
 
 

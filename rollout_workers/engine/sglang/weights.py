@@ -4,7 +4,8 @@ The server's habits that shape this file; each is a requirement, with a test:
 - A weight update that answers 400 may have been applied: "Weights were updated, but the cache was not flushed" leaves
   new weights under the old label. Relabelled and verified, it is a success.
 - flush_cache fails while requests sit in place, so an in_place pause loads without it. The prefix cache then still
-  holds keys and values of the old weights; extra_key = label keeps new requests from building on them.
+  holds keys and values of the old weights; extra_key = label keeps new requests from building on them. With
+  prefix_cache GROUP, nothing is flushed, and extra_key is the label with which the group was begun.
 - Files that are cut short or of another shape end the process, and so do tensors by value; missing tensors keep their
   old values: headers and announcements are checked before the server is told (weight_files.py).
 - /update_weight_version aborts everything unless told not to.
@@ -28,7 +29,7 @@ from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineM
 from rollout_workers.engine.http import Reply
 from rollout_workers.engine.sglang import tensor_pickle
 from rollout_workers.engine.sglang.group import SglangGroup
-from rollout_workers.engine.types import PauseMode, ProcessGroup, TensorSpec
+from rollout_workers.engine.types import PauseMode, PrefixCache, ProcessGroup, TensorSpec
 
 MAX_TENSORS_BYTES = 512 << 20
 """Largest model that is handed over by value."""
@@ -50,6 +51,8 @@ class SglangWeights:
         self._layout: weight_files.Layout | None = None
         self._ranks = 1
         self._session_left_open = False
+        self._loaded = False
+        """True once weights were loaded since the server was connected."""
         self.label = ""
         """Label of the weights that the server generates with."""
         self.paused: PauseMode | None = None
@@ -208,7 +211,9 @@ class SglangWeights:
 
     @property
     def _flushes(self) -> bool:
-        return self.paused is not PauseMode.IN_PLACE
+        # What an earlier worker left may bear the labels of another run.
+        keeps = self._calls.options.prefix_cache is PrefixCache.GROUP and self._loaded
+        return self.paused is not PauseMode.IN_PLACE and not keeps
 
     @asynccontextmanager
     async def _session(self, doing: str) -> AsyncIterator[None]:
@@ -258,7 +263,7 @@ class SglangWeights:
             raise self._failed(source, version_label, f"it reports {reported} afterwards", kept=False)
 
     def _took(self, layout: weight_files.Layout, version_label: str) -> None:
-        self.label = version_label
+        self.label, self._loaded = version_label, True
         self._layout = layout if self._layout is None else self._layout
 
     def _failed(self, source: str, version_label: str, cause: str, *, kept: bool) -> EngineLoadFailed:

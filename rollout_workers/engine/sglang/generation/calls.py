@@ -17,7 +17,7 @@ from rollout_workers.engine.sglang.generation import wire
 from rollout_workers.engine.sglang.generation.columns import Malformed
 from rollout_workers.engine.sglang.generation.stream import BatchStream, StreamRefused
 from rollout_workers.engine.sglang.generation.wire import ServerSettings
-from rollout_workers.engine.types import DecodingListener, GeneratedSample, SampleRequest
+from rollout_workers.engine.types import DecodingListener, GeneratedSample, PrefixCache, SampleRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class SglangGenerate:
         body = wire.generate_body(
             requests,
             settings=settings,
-            cache_key=self._label(),
+            cache_keys=[self._cache_key(request) for request in requests],
             stream_interval=calls.options.stream_interval if stream is not None else None,
             cumulative=not settings.incremental,
         )
@@ -140,6 +140,10 @@ class SglangGenerate:
         if samples and all(sample.fault for sample in samples) and not refused_ones:
             raise Malformed(samples[0].fault)
         return Answer([sample for sample in samples if sample.rid not in refused_ones], refused_ones)
+
+    def _cache_key(self, request: SampleRequest) -> str:
+        pinned = self._calls.options.prefix_cache is PrefixCache.GROUP
+        return request.begun_with if pinned and request.begun_with else self._label()
 
     async def abort_quietly(self, rids: Sequence[str]) -> None:
         """Abort on the way out of a failed call, whose own error matters more, and which may be being cancelled."""

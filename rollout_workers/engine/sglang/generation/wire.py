@@ -109,13 +109,13 @@ def generate_body(
     requests: Sequence[SampleRequest],
     *,
     settings: ServerSettings,
-    cache_key: str,
+    cache_keys: Sequence[str],
     stream_interval: int | None = None,
     cumulative: bool = False,
 ) -> dict[str, Any]:
     """The body of one batched /generate call.
 
-    `cache_key` separates prefix caches: only requests of the same key share one. `stream_interval` asks for a stream
+    `cache_keys` separate prefix caches: only requests of the same key share one. `stream_interval` asks for a stream
     with an event for every so many tokens of a sample; where events are `cumulative`, at most CUMULATIVE_EVENTS, so
     that what is sent again stays in proportion.
     Raises InvalidField as `check_sampling` does.
@@ -165,7 +165,7 @@ def generate_body(
         "sampling_params": sampling,
         "return_logprob": True,
         "return_sampling_mask": masks if any(masks) else False,
-        "extra_key": [cache_key] * len(requests),
+        "extra_key": list(cache_keys),
         "stream": stream_interval is not None,
     }
 
@@ -276,6 +276,7 @@ def make_sample(
         spans=_spans(meta, len(output_ids)) if spans is None else spans,
         finish_reason=reason,
         columns=columns_of(request, output_ids, lists, entropies, experts, finished=reason != "abort"),
+        cached_tokens=cached if isinstance(cached := meta.get("cached_tokens"), int) else 0,
         aborted_in_queue=reason == "abort" and finish.get("message") == ABORTED_IN_QUEUE,
         unusable_tokens=received - len(output_ids),
     )
