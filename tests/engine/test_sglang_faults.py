@@ -24,7 +24,7 @@ from rollout_workers.engine.errors import (
     EngineUnavailable,
 )
 from rollout_workers.engine.sglang.engine import SglangEngine
-from rollout_workers.engine.types import PauseMode, VersionSpan
+from rollout_workers.engine.types import PauseMode, PrefixCache, VersionSpan
 from tests.engine.against_fake import QUICK, connected, request
 from tests.engine.fake_sglang import VOCABULARY, FakeSglang, answer, hang_up, never_answer, ok, refused
 from tests.support.engine_columns import mask_of
