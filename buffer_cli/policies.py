@@ -1,4 +1,6 @@
-"""Policies as command lines write and show them: `field=value`, `environments.NAME.share=3`, `none` for unset."""
+"""Policies as command lines write and show them: `field=value`, `environments.NAME.share=3`,
+`stages=reference,values`, `none` for unset.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +16,8 @@ from rollout_buffer.v1 import runs_pb2
 _FIELDS = {field.name: field for field in runs_pb2.RunPolicy.DESCRIPTOR.fields}
 _RULE_FIELDS = {field.name: field for field in runs_pb2.EnvironmentRule.DESCRIPTOR.fields if field.has_presence}
 _ENVIRONMENTS = "environments"
+_LISTS = ("stages",)
+"""Fields that are lists of names, separated by commas."""
 _PLAIN = [name for name in _FIELDS if name not in (_ENVIRONMENTS, "preset")]
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -34,6 +38,9 @@ def assign(policy: runs_pb2.RunPolicy, assignments: Sequence[str]) -> frozenset[
             raise InvalidField(at, text if name == "preset" else name, hint)
         elif text == "none":
             policy.ClearField(name)  # type: ignore[arg-type]
+        elif name in _LISTS:
+            policy.ClearField(name)  # type: ignore[arg-type]
+            getattr(policy, name).extend(part.strip() for part in text.split(","))
         else:
             setattr(policy, name, _value(at, _FIELDS[name], text))
     return frozenset(names)
@@ -104,6 +111,8 @@ def shown(policy: runs_pb2.RunPolicy) -> Iterator[tuple[str, str]]:
 def _text(policy: runs_pb2.RunPolicy, name: str) -> str:
     field = _FIELDS[name]
     value = getattr(policy, name)
+    if name in _LISTS:
+        return ",".join(value) or "none"
     if field.enum_type is not None:
         return next((word for word, number in _words(field.enum_type).items() if number == value), "none")
     if not policy.HasField(name):  # type: ignore[arg-type]

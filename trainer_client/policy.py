@@ -6,7 +6,7 @@ Invariant: a field that is None is not sent, so that the service's default, or t
 every field filled in with the value in force.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias
 
@@ -110,6 +110,12 @@ class Policy(NamedFields):
     min_acceptance_milli: int | None = None
     """Share of recent groups, in thousandths, below which the filter is reported to starve the run; default 100."""
 
+    # ── stages ───────────────────────────────────────────────────────────────
+    stages: Sequence[str] = ()
+    """Names of the stages that accepted groups pass in this order: in each a worker adds columns to them. The stage
+    "rewards" writes rewards.
+    """
+
     # ── tasks and leases ─────────────────────────────────────────────────────
     max_inflight_groups: int | None = None
     """Cap on groups being generated; default 0, no cap."""
@@ -169,6 +175,9 @@ class Policy(NamedFields):
             for name, rule in self.environments.items()
         }
         object.__setattr__(self, "environments", rules)
+        if isinstance(self.stages, str):
+            raise InvalidField("policy.stages", self.stages, "a list of names")
+        object.__setattr__(self, "stages", tuple(self.stages))
 
     def to_wire(self) -> pb.RunPolicy:
         """Convert the set fields to the wire's RunPolicy.
@@ -176,9 +185,10 @@ class Policy(NamedFields):
         Raises InvalidField for a value that does not fit the message.
         """
         wire = pb.RunPolicy(environments=[_rule(name, rule) for name, rule in self.environments.items()])
+        wire.stages.extend(_stages(self.stages))
         for each in fields(self):
             value = getattr(self, each.name)
-            if value is None or each.name == "environments":
+            if value is None or each.name in _UNSET:
                 continue
             if each.name in _NUMBERS:
                 value = _number(each.name, value)
@@ -195,6 +205,8 @@ class Policy(NamedFields):
         for each in fields(cls):
             if each.name == "environments":
                 values[each.name] = {rule.environment: _environment(rule) for rule in wire.environments}
+            elif each.name == "stages":
+                values[each.name] = tuple(wire.stages)
             elif each.name in _NUMBERS:
                 number = getattr(wire, each.name)
                 values[each.name] = _WORDS[each.name][number] if number else None
@@ -203,7 +215,7 @@ class Policy(NamedFields):
         return cls(**values)  # type: ignore[arg-type]
 
 
-_UNSET: Mapping[str, object] = {"environments": {}}
+_UNSET: Mapping[str, object] = {"environments": {}, "stages": ()}
 """Values that stand for "not set" in the fields where None does not."""
 
 
@@ -226,6 +238,13 @@ def _number(field_name: str, word: str) -> int:
     if word not in numbers:
         raise InvalidField(f"policy.{field_name}", word, "one of " + ", ".join(numbers))
     return numbers[word]
+
+
+def _stages(names: Sequence[str]) -> Sequence[str]:
+    for index, name in enumerate(names):
+        if not isinstance(name, str):
+            raise InvalidField(f"policy.stages[{index}]", repr(name), "a name")
+    return names
 
 
 def _rule(name: str, rule: Environment | int) -> pb.EnvironmentRule:

@@ -150,6 +150,25 @@ class StalenessControl:
 
 
 @dataclass(frozen=True, slots=True)
+class StageState:
+    """State of a stage of the policy: who is behind, and how fast it is."""
+
+    name: str
+    waiting: int
+    """Groups that wait for a worker of the stage."""
+    leased: int
+    """Groups that its workers hold."""
+    added: int
+    """Groups that it has added columns to so far."""
+    failed: int
+    """Leases of it that failed or expired so far."""
+    busy_ms: int
+    """Time from lease to columns, in ms, summed over the groups that it has added columns to."""
+    asked_ms: int | None
+    """Time since a worker of the stage asked for groups, in ms; None: none ever has."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
     """State of a whole run.
 
@@ -183,6 +202,8 @@ class RunState:
     """Estimate of the run's staleness: predicted, measured, explained. None from a service that does not estimate."""
     control: StalenessControl | None = None
     """Controller of a target of staleness; None where there is no target, or nothing was published since."""
+    stages: tuple[StageState, ...] = ()
+    """Stages of the policy in their order, then those that are named no more while groups are in them."""
 
 
 @dataclass(frozen=True, slots=True)

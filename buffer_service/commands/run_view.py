@@ -36,6 +36,7 @@ def as_policy(packed: Any) -> RunPolicy:  # noqa: ANN401
     """The policy of a reply."""
     values = _strings(packed)
     values["environments"] = [(text(name), share, priority) for name, share, priority in values.get("environments", ())]
+    values["stages"] = list(map(text, values.get("stages", ())))
     return RunPolicy.from_store({k: text(v) if isinstance(v, bytes) else v for k, v in values.items()})
 
 

@@ -4,6 +4,7 @@ Invariants: a RunPolicy that exists is valid (`__post_init__` refuses anything e
 the rules of environments. Only the fields of `MAY_BE_UNSET` may be unset (-1).
 """
 
+import re
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, NamedTuple, get_type_hints
@@ -21,6 +22,10 @@ MAX_SHARE = 10_000
 MAX_PRIORITY = 255
 MAX_ENVIRONMENTS = 256
 """Environments of a run, named by its policy, its tasks and its groups."""
+MAX_STAGES = 8
+REWARDS = "rewards"
+"""Stage that writes rewards."""
+_STAGE = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
 
 
 class OverflowAction(StrEnum):
@@ -137,6 +142,8 @@ class RunPolicy:
     longest_first: bool = False
     target_staleness_milli: Annotated[int, Between(0, 1_000_000_000)] = 0
     target_measure: TargetMeasure = TargetMeasure.HEAD
+    stages: tuple[str, ...] = ()
+    """Stages that accepted groups pass, in order."""
 
     def __post_init__(self) -> None:
         if self.max_queued_groups == 0:
@@ -148,6 +155,7 @@ class RunPolicy:
             if not low <= value <= high:
                 raise InvalidField(f"policy.{name}", value, f"between {low} and {high}")
         self._check_environments()
+        self._check_stages()
         refuse_what_cannot_progress(self)
 
     def _check_environments(self) -> None:
@@ -163,6 +171,15 @@ class RunPolicy:
                 raise InvalidField(f"{field}.share", rule.share, f"between 0 and {MAX_SHARE}")
             if not UNSET <= rule.priority <= MAX_PRIORITY:
                 raise InvalidField(f"{field}.priority", rule.priority, f"between 0 and {MAX_PRIORITY}")
+
+    def _check_stages(self) -> None:
+        if len(self.stages) > MAX_STAGES:
+            raise InvalidField("policy.stages", len(self.stages), f"at most {MAX_STAGES} stages")
+        for index, name in enumerate(self.stages):
+            if not _STAGE.fullmatch(name):
+                raise InvalidField(f"policy.stages[{index}]", name, "1 to 32 characters of [a-z0-9_]")
+            if name in self.stages[:index]:
+                raise InvalidField(f"policy.stages[{index}]", name, "each stage once")
 
     @property
     def least_staleness(self) -> int:
@@ -195,6 +212,8 @@ class RunPolicy:
             value = getattr(self, field.name)
             if field.name == "environments":
                 stored[field.name] = [[rule.environment, rule.share, rule.priority] for rule in value]
+            elif isinstance(value, tuple):
+                stored[field.name] = list(value)
             elif isinstance(value, str):
                 stored[field.name] = str(value)
             else:
@@ -214,7 +233,9 @@ class RunPolicy:
         for name in _FLAGS & values.keys():
             values[name] = bool(values[name])
         rules = values.pop("environments", None) or ()
+        stages = values.pop("stages", None) or ()
         return cls(
+            stages=tuple(map(str, stages)),  # type: ignore[call-overload]
             environments=tuple(
                 EnvironmentRule(environment=str(name), share=share, priority=priority)
                 for name, share, priority in rules  # type: ignore[attr-defined]

@@ -41,6 +41,7 @@ ELABORATE = RunPolicy(
     retained_steps=5,
     preset="areal(3)",
     order=Order.STALEST_FIRST,
+    stages=("rewards", "reference"),
     environments=(
         EnvironmentRule(environment="", share=0),
         EnvironmentRule(environment="code", priority=200),
@@ -176,6 +177,9 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name: str) -> None:
         ({"stale_wait_ms": 3_600_001}, "policy.stale_wait_ms", "between 0 and 3600000"),
         ({"fresh_start_ms": 600_001}, "policy.fresh_start_ms", "between 0 and 600000"),
         ({"max_queued_groups": 0}, "policy.max_queued_groups", "unset for the default"),
+        ({"stages": ["Values"]}, "policy.stages[0]", "1 to 32 characters of [a-z0-9_]"),
+        ({"stages": ["values", "values"]}, "policy.stages[1]", "each stage once"),
+        ({"stages": [f"s{i}" for i in range(9)]}, "policy.stages", "at most 8 stages"),
         (
             {"environments": [pb.EnvironmentRule(environment="e" * 65)]},
             "policy.environments[0].environment",

@@ -74,6 +74,7 @@ FULL = Policy(
     longest_first=True,
     target_staleness_milli=1_500,
     target_measure="token",
+    stages=("rewards", "reference"),
 )
 
 

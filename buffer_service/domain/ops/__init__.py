@@ -45,7 +45,7 @@ from buffer_service.domain.ops.tasks import (
     Wanted,
     sink_of,
 )
-from buffer_service.domain.ops.views import Amount, Record, RunView, ShardFacts, StoreFacts, TaskFailure
+from buffer_service.domain.ops.views import Amount, Record, RunView, ShardFacts, StageState, StoreFacts, TaskFailure
 from buffer_service.domain.ops.weights import (
     EngineReport,
     EngineReported,
@@ -98,6 +98,7 @@ __all__ = [
     "ShardFacts",
     "ShardGroup",
     "Short",
+    "StageState",
     "StoreFacts",
     "StorePlace",
     "StoreShard",

@@ -62,6 +62,23 @@ class StoreFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class StageState:
+    """State of a stage: groups that wait in it and that its workers hold, and what it has done so far."""
+
+    name: str
+    waiting: int
+    leased: int
+    added: int
+    """Groups that it has added columns to."""
+    failed: int
+    """Leases that failed or expired."""
+    busy_ms: int
+    """Time from lease to columns, in ms, summed over those groups."""
+    asked_ms: int | None
+    """Time since a worker of it asked, in ms; None: none ever has."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunView:
     """The whole state of a run.
 
@@ -109,6 +126,8 @@ class RunView:
     """Groups in flight that the last pull waited for although enough were queued; 0 after AWAITED_MS."""
     awaited_task: str = ""
     """The task among them that began first, where it waited by the order of submission; else empty."""
+    stages: Sequence[StageState] = ()
+    """Stages of the policy in their order, then those that are named no more while groups are in them."""
     payload_shards: int = 0
     """Shards of the cluster on which payloads lie; 0: they lie beside what decides."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

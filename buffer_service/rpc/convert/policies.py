@@ -54,6 +54,8 @@ def policy(message: pb.RunPolicy, bounds: QuotaBounds = UNBOUNDED) -> RunPolicy:
             given[field] = names[number]
     if message.environments:
         given["environments"] = tuple(_rule(i, rule) for i, rule in enumerate(message.environments))
+    if message.stages:
+        given["stages"] = tuple(message.stages)
     start = fields_of(message.preset, given.get("batch_groups")) if message.preset else {}
     values = {**start, **given}
     imposed = _impose(values, bounds)
@@ -139,7 +141,10 @@ def to_policy(effective: RunPolicy) -> pb.RunPolicy:
     for field, numbers in _TO_ENUMS.items():
         values[field] = numbers[getattr(effective, field)]
     return pb.RunPolicy(
-        preset=effective.preset, environments=[_to_rule(rule) for rule in effective.environments], **values
+        preset=effective.preset,
+        environments=[_to_rule(rule) for rule in effective.environments],
+        stages=effective.stages,
+        **values,
     )
 
 

@@ -91,7 +91,7 @@ class PullBatchRequest(google.protobuf.message.Message):
     """
     micro_batch: builtins.int
     """The micro-batch to pull, from 0: any closed one, or the next. Above 0 only where the policy sets
-    micro_batch_groups.
+    micro_batch_groups, or where groups of the step were rejected.
     """
     batch_groups: builtins.int
     """N of this step, if it differs from the policy's: 1 to 65,536, at most max_queued_groups unless streamed, and no
@@ -172,6 +172,7 @@ class BatchInfo(google.protobuf.message.Message):
     FINAL_FIELD_NUMBER: builtins.int
     COMMITTED_STEPS_FIELD_NUMBER: builtins.int
     CHECKPOINTED_STEPS_FIELD_NUMBER: builtins.int
+    TOTAL_TRAJECTORIES_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step, from 0."""
     train_version: builtins.int
@@ -203,13 +204,19 @@ class BatchInfo(google.protobuf.message.Message):
     micro_batch: builtins.int
     """The micro-batch, from 0."""
     final: builtins.bool
-    """True for the step's last micro-batch; always for whole batches."""
+    """True for the step's last micro-batch; for whole batches too, unless groups of the step were rejected that others have
+    not replaced yet.
+    """
     committed_steps: builtins.int
     """What Commit would have replied, where the request committed; else 0. A service that knows no such requests says 0
     as well and has committed nothing: then call Commit.
     """
     checkpointed_steps: builtins.int
     """What Checkpoint would have replied, where the request checkpointed; else 0, as above."""
+    total_trajectories: builtins.int
+    """Trajectories with a trainable row, likewise over all ranks: total_samples where every sample is one. 0: a service
+    that does not count them.
+    """
     def __init__(
         self,
         *,
@@ -230,8 +237,9 @@ class BatchInfo(google.protobuf.message.Message):
         final: builtins.bool = ...,
         committed_steps: builtins.int = ...,
         checkpointed_steps: builtins.int = ...,
+        total_trajectories: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "final", b"final", "micro_batch", b"micro_batch", "queued_groups", b"queued_groups", "replayed", b"replayed", "shard_groups", b"shard_groups", "shard_tokens", b"shard_tokens", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "total_groups", b"total_groups", "total_loss_tokens", b"total_loss_tokens", "total_samples", b"total_samples", "total_tokens", b"total_tokens", "train_version", b"train_version", "waited_ms", b"waited_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "final", b"final", "micro_batch", b"micro_batch", "queued_groups", b"queued_groups", "replayed", b"replayed", "shard_groups", b"shard_groups", "shard_tokens", b"shard_tokens", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "total_groups", b"total_groups", "total_loss_tokens", b"total_loss_tokens", "total_samples", b"total_samples", "total_tokens", b"total_tokens", "total_trajectories", b"total_trajectories", "train_version", b"train_version", "waited_ms", b"waited_ms"]) -> None: ...
 
 Global___BatchInfo: typing_extensions.TypeAlias = BatchInfo
 
@@ -243,11 +251,16 @@ class DeliveredGroup(google.protobuf.message.Message):
 
     GROUP_FIELD_NUMBER: builtins.int
     PAYLOAD_KEY_FIELD_NUMBER: builtins.int
+    STAGE_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     HEAD_VERSION_FIELD_NUMBER: builtins.int
     TAIL_VERSION_FIELD_NUMBER: builtins.int
     payload_key: builtins.str
     """In place of the group, where the pull said `direct` or `reads_parts`: the key under which it lies in the store."""
+    stage: builtins.str
+    """Name of the stage that made these columns. They belong to the last group before this entry that has none, and count
+    in none of the batch's totals. Only where the policy names stages.
+    """
     sequence: builtins.int
     """Position of acceptance within the run."""
     head_version: builtins.int
@@ -263,12 +276,13 @@ class DeliveredGroup(google.protobuf.message.Message):
         *,
         group: rollout_buffer.v1.groups_pb2.Group | None = ...,
         payload_key: builtins.str = ...,
+        stage: builtins.str = ...,
         sequence: builtins.int = ...,
         head_version: builtins.int = ...,
         tail_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "head_version", b"head_version", "payload_key", b"payload_key", "sequence", b"sequence", "tail_version", b"tail_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "head_version", b"head_version", "payload_key", b"payload_key", "sequence", b"sequence", "stage", b"stage", "tail_version", b"tail_version"]) -> None: ...
 
 Global___DeliveredGroup: typing_extensions.TypeAlias = DeliveredGroup
 
@@ -416,6 +430,84 @@ class CheckpointResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
 
 Global___CheckpointResponse: typing_extensions.TypeAlias = CheckpointResponse
+
+@typing.final
+class RejectRequest(google.protobuf.message.Message):
+    """Request of Reject."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    GROUP_IDS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    term: builtins.int
+    """The trainer's term; an older one is refused with `stale_term`."""
+    step: builtins.int
+    """The step: one that is open, or assembled and not committed."""
+    reason: builtins.str
+    """Reason, for people: one line of at most 200 characters."""
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    @property
+    def group_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Groups of the step, each task_id/incarnation, at most 4,096. Those that were rejected from it before stay so. One
+        that the step never had is refused with `invalid_field`, and then none is rejected. None: asks for the step's facts.
+        """
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+        term: builtins.int = ...,
+        step: builtins.int = ...,
+        group_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["group_ids", b"group_ids", "reason", b"reason", "run", b"run", "step", b"step", "term", b"term"]) -> None: ...
+
+Global___RejectRequest: typing_extensions.TypeAlias = RejectRequest
+
+@typing.final
+class RejectResponse(google.protobuf.message.Message):
+    """Reply of Reject."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
+    REJECTED_GROUPS_FIELD_NUMBER: builtins.int
+    MISSING_GROUPS_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
+    rejected_groups: builtins.int
+    """Groups that this call has rejected; those of an earlier one do not count."""
+    missing_groups: builtins.int
+    """Groups that the step is still to get, in the micro-batches after `batch.micro_batch`."""
+    @property
+    def batch(self) -> Global___BatchInfo:
+        """The step as it is now: its totals, its last micro-batch, and whether that is final. A shard is not meant."""
+
+    def __init__(
+        self,
+        *,
+        revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
+        rejected_groups: builtins.int = ...,
+        missing_groups: builtins.int = ...,
+        batch: Global___BatchInfo | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "missing_groups", b"missing_groups", "rejected_groups", b"rejected_groups", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
+
+Global___RejectResponse: typing_extensions.TypeAlias = RejectResponse
 
 @typing.final
 class ResumeRequest(google.protobuf.message.Message):

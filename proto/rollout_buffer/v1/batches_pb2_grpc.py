@@ -50,6 +50,11 @@ class BatchServiceStub(object):
                 request_serializer=rollout__buffer_dot_v1_dot_batches__pb2.CheckpointRequest.SerializeToString,
                 response_deserializer=rollout__buffer_dot_v1_dot_batches__pb2.CheckpointResponse.FromString,
                 _registered_method=True)
+        self.Reject = channel.unary_unary(
+                '/rollout_buffer.v1.BatchService/Reject',
+                request_serializer=rollout__buffer_dot_v1_dot_batches__pb2.RejectRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_batches__pb2.RejectResponse.FromString,
+                _registered_method=True)
         self.Resume = channel.unary_unary(
                 '/rollout_buffer.v1.BatchService/Resume',
                 request_serializer=rollout__buffer_dot_v1_dot_batches__pb2.ResumeRequest.SerializeToString,
@@ -82,6 +87,14 @@ class BatchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reject(self, request, context):
+        """Gives groups of a step back that no commit covers. They end as rejected, and the step takes as many others, in
+        further micro-batches. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Resume(self, request, context):
         """A trainer takes the run over: a new term, the clock set back to `next_step`.
         """
@@ -106,6 +119,11 @@ def add_BatchServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=rollout__buffer_dot_v1_dot_batches__pb2.CheckpointRequest.FromString,
                     response_serializer=rollout__buffer_dot_v1_dot_batches__pb2.CheckpointResponse.SerializeToString,
+            ),
+            'Reject': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reject,
+                    request_deserializer=rollout__buffer_dot_v1_dot_batches__pb2.RejectRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_batches__pb2.RejectResponse.SerializeToString,
             ),
             'Resume': grpc.unary_unary_rpc_method_handler(
                     servicer.Resume,
@@ -195,6 +213,33 @@ class BatchService(object):
             '/rollout_buffer.v1.BatchService/Checkpoint',
             rollout__buffer_dot_v1_dot_batches__pb2.CheckpointRequest.SerializeToString,
             rollout__buffer_dot_v1_dot_batches__pb2.CheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout_buffer.v1.BatchService/Reject',
+            rollout__buffer_dot_v1_dot_batches__pb2.RejectRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_batches__pb2.RejectResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -78,6 +78,22 @@ _BatchServiceCheckpointType = typing_extensions.TypeVar(
     ],
 )
 
+_BatchServiceRejectType = typing_extensions.TypeVar(
+    '_BatchServiceRejectType',
+    grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.batches_pb2.RejectRequest,
+        rollout_buffer.v1.batches_pb2.RejectResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.batches_pb2.RejectRequest,
+        rollout_buffer.v1.batches_pb2.RejectResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.batches_pb2.RejectRequest,
+        rollout_buffer.v1.batches_pb2.RejectResponse,
+    ],
+)
+
 _BatchServiceResumeType = typing_extensions.TypeVar(
     '_BatchServiceResumeType',
     grpc.UnaryUnaryMultiCallable[
@@ -94,7 +110,7 @@ _BatchServiceResumeType = typing_extensions.TypeVar(
     ],
 )
 
-class BatchServiceStub(typing.Generic[_BatchServicePullBatchType, _BatchServiceCommitType, _BatchServiceCheckpointType, _BatchServiceResumeType]):
+class BatchServiceStub(typing.Generic[_BatchServicePullBatchType, _BatchServiceCommitType, _BatchServiceCheckpointType, _BatchServiceRejectType, _BatchServiceResumeType]):
     """Used by trainers."""
 
     @typing.overload
@@ -110,6 +126,10 @@ class BatchServiceStub(typing.Generic[_BatchServicePullBatchType, _BatchServiceC
         grpc.UnaryUnaryMultiCallable[
             rollout_buffer.v1.batches_pb2.CheckpointRequest,
             rollout_buffer.v1.batches_pb2.CheckpointResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.batches_pb2.RejectRequest,
+            rollout_buffer.v1.batches_pb2.RejectResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             rollout_buffer.v1.batches_pb2.ResumeRequest,
@@ -132,6 +152,10 @@ class BatchServiceStub(typing.Generic[_BatchServicePullBatchType, _BatchServiceC
             rollout_buffer.v1.batches_pb2.CheckpointResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.batches_pb2.RejectRequest,
+            rollout_buffer.v1.batches_pb2.RejectResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             rollout_buffer.v1.batches_pb2.ResumeRequest,
             rollout_buffer.v1.batches_pb2.ResumeResponse,
         ],
@@ -145,6 +169,11 @@ class BatchServiceStub(typing.Generic[_BatchServicePullBatchType, _BatchServiceC
 
     Checkpoint: _BatchServiceCheckpointType
     """The trainer's own checkpoint holds everything up to `through_step`: replay data up to it is freed. Idempotent."""
+
+    Reject: _BatchServiceRejectType
+    """Gives groups of a step back that no commit covers. They end as rejected, and the step takes as many others, in
+    further micro-batches. Idempotent.
+    """
 
     Resume: _BatchServiceResumeType
     """A trainer takes the run over: a new term, the clock set back to `next_step`."""
@@ -161,6 +190,10 @@ BatchServiceAsyncStub: typing_extensions.TypeAlias = BatchServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         rollout_buffer.v1.batches_pb2.CheckpointRequest,
         rollout_buffer.v1.batches_pb2.CheckpointResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.batches_pb2.RejectRequest,
+        rollout_buffer.v1.batches_pb2.RejectResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         rollout_buffer.v1.batches_pb2.ResumeRequest,
@@ -194,6 +227,16 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.batches_pb2.CheckpointResponse, collections.abc.Awaitable[rollout_buffer.v1.batches_pb2.CheckpointResponse]]:
         """The trainer's own checkpoint holds everything up to `through_step`: replay data up to it is freed. Idempotent."""
+
+    @abc.abstractmethod
+    def Reject(
+        self,
+        request: rollout_buffer.v1.batches_pb2.RejectRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_buffer.v1.batches_pb2.RejectResponse, collections.abc.Awaitable[rollout_buffer.v1.batches_pb2.RejectResponse]]:
+        """Gives groups of a step back that no commit covers. They end as rejected, and the step takes as many others, in
+        further micro-batches. Idempotent.
+        """
 
     @abc.abstractmethod
     def Resume(

@@ -168,6 +168,8 @@ class _PushOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """What `stored` names is not in the store (any more), or has another length: write it again under a new nonce, or
     push the group with its payload. Nothing was accepted.
     """
+    PUSH_OUTCOME_ADDED: _PushOutcome.ValueType  # 9
+    """The columns of a stage are the group's now. FILTERED: its rewards are, and ended it."""
 
 class PushOutcome(_PushOutcome, metaclass=_PushOutcomeEnumTypeWrapper):
     """Outcome of a pushed group."""
@@ -192,6 +194,8 @@ PUSH_OUTCOME_PAYLOAD_MISSING: PushOutcome.ValueType  # 8
 """What `stored` names is not in the store (any more), or has another length: write it again under a new nonce, or
 push the group with its payload. Nothing was accepted.
 """
+PUSH_OUTCOME_ADDED: PushOutcome.ValueType  # 9
+"""The columns of a stage are the group's now. FILTERED: its rewards are, and ended it."""
 Global___PushOutcome: typing_extensions.TypeAlias = PushOutcome
 
 @typing.final
@@ -289,7 +293,7 @@ Global___Turn: typing_extensions.TypeAlias = Turn
 
 @typing.final
 class Sample(google.protobuf.message.Message):
-    """Response to a prompt: the prompt and everything after it."""
+    """Response to a prompt: the prompt and everything after it. Or one row of a trajectory that has several."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -300,6 +304,9 @@ class Sample(google.protobuf.message.Message):
     FINISH_REASON_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
     TURNS_FIELD_NUMBER: builtins.int
+    TRAJECTORY_FIELD_NUMBER: builtins.int
+    TRAINABLE_FIELD_NUMBER: builtins.int
+    POLICY_FIELD_NUMBER: builtins.int
     tokens: builtins.int
     """T, the length of prompt and response, 1 to 4,194,304."""
     prompt_len: builtins.int
@@ -310,9 +317,21 @@ class Sample(google.protobuf.message.Message):
     """Reward of the sample, finite."""
     finish_reason: Global___FinishReason.ValueType
     """Reason why the sample ended."""
+    trajectory: builtins.int
+    """Trajectory of which the sample is a row, from 1. Set in every sample of the group or in none; rows of a trajectory
+    lie together, and the numbers rise by one. 0: the sample is a trajectory of its own.
+    """
+    trainable: builtins.bool
+    """False: the trainer must not train on it, and its loss_tokens and loss_mask are 0. At least one sample of a group is
+    trainable. Unset: true.
+    """
+    policy: builtins.str
+    """Name of the policy or role that wrote it, where a task has several, at most 64 characters; empty: that in training."""
     @property
     def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
-        """Spans of weight versions: they tile [prompt_len, T) without gaps, in order, versions not falling."""
+        """Spans of weight versions: they tile [prompt_len, T) without gaps, in order, versions not falling. A row that is not
+        trainable may have none.
+        """
 
     @property
     def turns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Turn]:
@@ -328,10 +347,51 @@ class Sample(google.protobuf.message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         spans: collections.abc.Iterable[Global___VersionSpan] | None = ...,
         turns: collections.abc.Iterable[Global___Turn] | None = ...,
+        trajectory: builtins.int = ...,
+        trainable: builtins.bool | None = ...,
+        policy: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "loss_tokens", b"loss_tokens", "prompt_len", b"prompt_len", "reward", b"reward", "spans", b"spans", "tokens", b"tokens", "turns", b"turns"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_trainable", b"_trainable", "trainable", b"trainable"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_trainable", b"_trainable", "finish_reason", b"finish_reason", "loss_tokens", b"loss_tokens", "policy", b"policy", "prompt_len", b"prompt_len", "reward", b"reward", "spans", b"spans", "tokens", b"tokens", "trainable", b"trainable", "trajectory", b"trajectory", "turns", b"turns"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_trainable", b"_trainable"]) -> typing.Literal["trainable"] | None: ...
 
 Global___Sample: typing_extensions.TypeAlias = Sample
+
+@typing.final
+class ImageRef(google.protobuf.message.Message):
+    """Image of a prompt, by reference: one for all samples of a group, in the order of the prompt. No task and no group holds
+    the bytes of an image.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHA256_FIELD_NUMBER: builtins.int
+    LOCATION_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    sha256: builtins.str
+    """SHA-256 of the encoded image, 64 digits of lower-case hex: of the bytes that the engine sees. May be empty in a task,
+    beside a `location`; in a group it is always there.
+    """
+    location: builtins.str
+    """Location of the image: a URL (http or https), or a path below the worker's root of images. At most 2,048 characters.
+    Empty: it is the run's blob of that SHA-256.
+    """
+    start: builtins.int
+    """First of its placeholder tokens in the prompt, from 0."""
+    tokens: builtins.int
+    """Number of its placeholder tokens, at least 1: as many as the model has for the image. All have the same id."""
+    def __init__(
+        self,
+        *,
+        sha256: builtins.str = ...,
+        location: builtins.str = ...,
+        start: builtins.int = ...,
+        tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["location", b"location", "sha256", b"sha256", "start", b"start", "tokens", b"tokens"]) -> None: ...
+
+Global___ImageRef: typing_extensions.TypeAlias = ImageRef
 
 @typing.final
 class GroupHeader(google.protobuf.message.Message):
@@ -348,13 +408,15 @@ class GroupHeader(google.protobuf.message.Message):
     METADATA_JSON_FIELD_NUMBER: builtins.int
     WORKER_ID_FIELD_NUMBER: builtins.int
     FIRST_REVISION_FIELD_NUMBER: builtins.int
+    IMAGES_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     incarnation: builtins.int
     """The incarnation that was leased; 0 for a push without a lease."""
     lease_id: builtins.str
-    """Lease under which the group was made; it says whether the group is for the queue or for an evaluation. Empty:
-    pushed without a lease, for the queue. The service makes a task for it that cannot be recycled.
+    """Lease under which the group was made; it says whether the group is for the queue or for an evaluation, or holds the
+    columns that a stage adds to a group. Empty: pushed without a lease, for the queue. The service makes a task for it
+    that cannot be recycled.
     """
     environment: builtins.str
     """Name of the environment, at most 64 characters."""
@@ -373,7 +435,13 @@ class GroupHeader(google.protobuf.message.Message):
 
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Column]:
-        """Columns of the payload: token_ids, logprobs, loss_mask, then up to 61 named extra columns."""
+        """Columns of the payload: token_ids, logprobs, loss_mask, then up to 61 named extra columns. Of a stage the named ones
+        alone, none or more.
+        """
+
+    @property
+    def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ImageRef]:
+        """Images of the prompt that every sample begins with, at most 64."""
 
     def __init__(
         self,
@@ -387,8 +455,9 @@ class GroupHeader(google.protobuf.message.Message):
         metadata_json: builtins.str = ...,
         worker_id: builtins.str = ...,
         first_revision: builtins.int = ...,
+        images: collections.abc.Iterable[Global___ImageRef] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "first_revision", b"first_revision", "incarnation", b"incarnation", "lease_id", b"lease_id", "metadata_json", b"metadata_json", "samples", b"samples", "task_id", b"task_id", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "first_revision", b"first_revision", "images", b"images", "incarnation", b"incarnation", "lease_id", b"lease_id", "metadata_json", b"metadata_json", "samples", b"samples", "task_id", b"task_id", "worker_id", b"worker_id"]) -> None: ...
 
 Global___GroupHeader: typing_extensions.TypeAlias = GroupHeader
 

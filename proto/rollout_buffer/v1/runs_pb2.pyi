@@ -296,6 +296,7 @@ class RunPolicy(google.protobuf.message.Message):
     TARGET_STALENESS_MILLI_FIELD_NUMBER: builtins.int
     TARGET_MEASURE_FIELD_NUMBER: builtins.int
     LONGEST_FIRST_FIELD_NUMBER: builtins.int
+    STAGES_FIELD_NUMBER: builtins.int
     batch_groups: builtins.int
     """N, groups of a batch, 1 to 65,536; default 32."""
     max_queued_groups: builtins.int
@@ -430,6 +431,14 @@ class RunPolicy(google.protobuf.message.Message):
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EnvironmentRule]:
         """Shares and priorities, at most 256 environments; changes act at once (a curriculum changes them as it goes)."""
 
+    @property
+    def stages(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Stages that an accepted group passes in this order before batches may take it: in each a worker adds columns to it.
+        The stage `rewards` writes the samples' rewards, and filters by rewards judge then. At most 8 names of 1 to 32
+        characters of [a-z0-9_], each once. Default none. A change acts on groups that are pushed, or leave a stage, after
+        it; groups in a stage that is named no more go on.
+        """
+
     def __init__(
         self,
         *,
@@ -481,9 +490,10 @@ class RunPolicy(google.protobuf.message.Message):
         target_staleness_milli: builtins.int | None = ...,
         target_measure: Global___TargetMeasure.ValueType = ...,
         longest_first: builtins.bool | None = ...,
+        stages: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_stale_wait_ms", b"_stale_wait_ms", "_target_staleness_milli", b"_target_staleness_milli", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order_window_groups", b"order_window_groups", "prefetch_batches", b"prefetch_batches", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_wait_ms", b"stale_wait_ms", "target_staleness_milli", b"target_staleness_milli", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_stale_wait_ms", b"_stale_wait_ms", "_target_staleness_milli", b"_target_staleness_milli", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "environments", b"environments", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order", b"order", "order_window_groups", b"order_window_groups", "overflow_action", b"overflow_action", "prefetch_batches", b"prefetch_batches", "preset", b"preset", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_action", b"stale_action", "stale_wait_ms", b"stale_wait_ms", "staleness_measure", b"staleness_measure", "target_measure", b"target_measure", "target_staleness_milli", b"target_staleness_milli", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_stale_wait_ms", b"_stale_wait_ms", "_target_staleness_milli", b"_target_staleness_milli", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "environments", b"environments", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order", b"order", "order_window_groups", b"order_window_groups", "overflow_action", b"overflow_action", "prefetch_batches", b"prefetch_batches", "preset", b"preset", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stages", b"stages", "stale_action", b"stale_action", "stale_wait_ms", b"stale_wait_ms", "staleness_measure", b"staleness_measure", "target_measure", b"target_measure", "target_staleness_milli", b"target_staleness_milli", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
     @typing.overload
@@ -617,6 +627,7 @@ class GroupLedger(google.protobuf.message.Message):
     DISCARDED_FIELD_NUMBER: builtins.int
     LOST_FIELD_NUMBER: builtins.int
     BALANCED_FIELD_NUMBER: builtins.int
+    REJECTED_FIELD_NUMBER: builtins.int
     balanced: builtins.bool
     """True when accepted equals the sum, in groups, samples, tokens and bytes, with queued, forming and delivered counted
     from what exists, not from counters.
@@ -665,6 +676,10 @@ class GroupLedger(google.protobuf.message.Message):
     def lost(self) -> Global___Amount:
         """Groups whose payload was gone from the store while their index entry lived."""
 
+    @property
+    def rejected(self) -> Global___Amount:
+        """Groups that the trainer gave back."""
+
     def __init__(
         self,
         *,
@@ -680,9 +695,10 @@ class GroupLedger(google.protobuf.message.Message):
         discarded: Global___Amount | None = ...,
         lost: Global___Amount | None = ...,
         balanced: builtins.bool = ...,
+        rejected: Global___Amount | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "delivered", b"delivered", "discarded", b"discarded", "dropped_overflow", b"dropped_overflow", "dropped_stale", b"dropped_stale", "filtered", b"filtered", "forming", b"forming", "lost", b"lost", "queued", b"queued", "recycled", b"recycled", "trained", b"trained"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "balanced", b"balanced", "delivered", b"delivered", "discarded", b"discarded", "dropped_overflow", b"dropped_overflow", "dropped_stale", b"dropped_stale", "filtered", b"filtered", "forming", b"forming", "lost", b"lost", "queued", b"queued", "recycled", b"recycled", "trained", b"trained"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "delivered", b"delivered", "discarded", b"discarded", "dropped_overflow", b"dropped_overflow", "dropped_stale", b"dropped_stale", "filtered", b"filtered", "forming", b"forming", "lost", b"lost", "queued", b"queued", "recycled", b"recycled", "rejected", b"rejected", "trained", b"trained"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "balanced", b"balanced", "delivered", b"delivered", "discarded", b"discarded", "dropped_overflow", b"dropped_overflow", "dropped_stale", b"dropped_stale", "filtered", b"filtered", "forming", b"forming", "lost", b"lost", "queued", b"queued", "recycled", b"recycled", "rejected", b"rejected", "trained", b"trained"]) -> None: ...
 
 Global___GroupLedger: typing_extensions.TypeAlias = GroupLedger
 
@@ -1000,6 +1016,7 @@ class Run(google.protobuf.message.Message):
     CONTROL_FIELD_NUMBER: builtins.int
     AWAITED_FIELD_NUMBER: builtins.int
     AWAITED_TASK_FIELD_NUMBER: builtins.int
+    STAGES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -1080,6 +1097,10 @@ class Run(google.protobuf.message.Message):
         published since.
         """
 
+    @property
+    def stages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StageState]:
+        """Stages of the policy in their order, then those that are named no more while groups are in them."""
+
     def __init__(
         self,
         *,
@@ -1108,12 +1129,57 @@ class Run(google.protobuf.message.Message):
         control: Global___StalenessControl | None = ...,
         awaited: builtins.int = ...,
         awaited_task: builtins.str = ...,
+        stages: collections.abc.Iterable[Global___StageState] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "control", b"control", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "awaited", b"awaited", "awaited_task", b"awaited_task", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "awaited", b"awaited", "awaited_task", b"awaited_task", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "stages", b"stages", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_published_steps", b"_published_steps"]) -> typing.Literal["published_steps"] | None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
+
+@typing.final
+class StageState(google.protobuf.message.Message):
+    """State of a stage."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    LEASED_FIELD_NUMBER: builtins.int
+    ADDED_FIELD_NUMBER: builtins.int
+    FAILED_FIELD_NUMBER: builtins.int
+    BUSY_MS_FIELD_NUMBER: builtins.int
+    ASKED_MS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the stage."""
+    waiting: builtins.int
+    """Groups that wait for a worker of the stage."""
+    leased: builtins.int
+    """Groups that its workers hold."""
+    added: builtins.int
+    """Groups that it has added columns to so far."""
+    failed: builtins.int
+    """Leases of it that failed or expired so far."""
+    busy_ms: builtins.int
+    """Time from lease to columns, in ms, summed over the groups that it has added columns to."""
+    asked_ms: builtins.int
+    """Time since a worker of the stage asked for groups, in ms; unset: none ever has."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        waiting: builtins.int = ...,
+        leased: builtins.int = ...,
+        added: builtins.int = ...,
+        failed: builtins.int = ...,
+        busy_ms: builtins.int = ...,
+        asked_ms: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_asked_ms", b"_asked_ms", "asked_ms", b"asked_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_asked_ms", b"_asked_ms", "added", b"added", "asked_ms", b"asked_ms", "busy_ms", b"busy_ms", "failed", b"failed", "leased", b"leased", "name", b"name", "waiting", b"waiting"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_asked_ms", b"_asked_ms"]) -> typing.Literal["asked_ms"] | None: ...
+
+Global___StageState: typing_extensions.TypeAlias = StageState
 
 @typing.final
 class StalenessControl(google.protobuf.message.Message):
@@ -2155,6 +2221,8 @@ class Record(google.protobuf.message.Message):
     MOVED_FIELD_NUMBER: builtins.int
     MICRO_BATCH_FIELD_NUMBER: builtins.int
     TRAINED_FIELD_NUMBER: builtins.int
+    SUBMITTED_FIELD_NUMBER: builtins.int
+    FAILED_FIELD_NUMBER: builtins.int
     event_id: builtins.str
     """Identity and order of the event."""
     @property
@@ -2173,6 +2241,14 @@ class Record(google.protobuf.message.Message):
     def trained(self) -> Global___StepsTrained:
         """Steps were trained."""
 
+    @property
+    def submitted(self) -> Global___TaskSubmitted:
+        """A task with metadata was submitted."""
+
+    @property
+    def failed(self) -> Global___TaskFailed:
+        """A task has failed for good: no group comes of it."""
+
     def __init__(
         self,
         *,
@@ -2181,12 +2257,66 @@ class Record(google.protobuf.message.Message):
         moved: Global___GroupMoved | None = ...,
         micro_batch: Global___MicroBatchClosed | None = ...,
         trained: Global___StepsTrained | None = ...,
+        submitted: Global___TaskSubmitted | None = ...,
+        failed: Global___TaskFailed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "micro_batch", b"micro_batch", "moved", b"moved", "trained", b"trained"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "event_id", b"event_id", "micro_batch", b"micro_batch", "moved", b"moved", "trained", b"trained"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["accepted", "moved", "micro_batch", "trained"] | None: ...
+    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "failed", b"failed", "micro_batch", b"micro_batch", "moved", b"moved", "submitted", b"submitted", "trained", b"trained"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "event_id", b"event_id", "failed", b"failed", "micro_batch", b"micro_batch", "moved", b"moved", "submitted", b"submitted", "trained", b"trained"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["accepted", "moved", "micro_batch", "trained", "submitted", "failed"] | None: ...
 
 Global___Record: typing_extensions.TypeAlias = Record
+
+@typing.final
+class TaskSubmitted(google.protobuf.message.Message):
+    """A task was submitted that has metadata, at most 1 KiB of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: builtins.int
+    TASK_ID_FIELD_NUMBER: builtins.int
+    METADATA_JSON_FIELD_NUMBER: builtins.int
+    time_ms: builtins.int
+    """Time of the event, milliseconds since 1970."""
+    task_id: builtins.str
+    """Id of the task."""
+    metadata_json: builtins.str
+    """The task's metadata_json."""
+    def __init__(
+        self,
+        *,
+        time_ms: builtins.int = ...,
+        task_id: builtins.str = ...,
+        metadata_json: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["metadata_json", b"metadata_json", "task_id", b"task_id", "time_ms", b"time_ms"]) -> None: ...
+
+Global___TaskSubmitted: typing_extensions.TypeAlias = TaskSubmitted
+
+@typing.final
+class TaskFailed(google.protobuf.message.Message):
+    """A task has failed for good."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: builtins.int
+    GROUP_ID_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    time_ms: builtins.int
+    """Time of the event, milliseconds since 1970."""
+    group_id: builtins.str
+    """Id of the group that does not come, "task_id/incarnation"."""
+    error: builtins.str
+    """Error of the last attempt."""
+    def __init__(
+        self,
+        *,
+        time_ms: builtins.int = ...,
+        group_id: builtins.str = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "group_id", b"group_id", "time_ms", b"time_ms"]) -> None: ...
+
+Global___TaskFailed: typing_extensions.TypeAlias = TaskFailed
 
 @typing.final
 class GroupAccepted(google.protobuf.message.Message):
@@ -2270,20 +2400,24 @@ class GroupMoved(google.protobuf.message.Message):
     TIME_MS_FIELD_NUMBER: builtins.int
     GROUP_ID_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     time_ms: builtins.int
     """Time of the event, milliseconds since 1970."""
     group_id: builtins.str
     """Id of the group, "task_id/incarnation"."""
     state: builtins.str
     """The disposition, or `queued`."""
+    reason: builtins.str
+    """The trainer's reason, of a group that it rejected; else empty."""
     def __init__(
         self,
         *,
         time_ms: builtins.int = ...,
         group_id: builtins.str = ...,
         state: builtins.str = ...,
+        reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "state", b"state", "time_ms", b"time_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "reason", b"reason", "state", b"state", "time_ms", b"time_ms"]) -> None: ...
 
 Global___GroupMoved: typing_extensions.TypeAlias = GroupMoved
 
