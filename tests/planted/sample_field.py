@@ -11,7 +11,7 @@ CHANGE = Change(
         Edit(
             "proto/rollout_buffer/v1/groups.proto",
             at="  // Turns in order; optional.\n  repeated Turn turns = 7;\n",
-            put="  // Calls of an engine that the response took, at most 4,194,304.\n  uint32 engine_calls = 8;\n",
+            put="  // Calls of an engine that the response took, at most 4,194,304.\n  uint32 engine_calls = 11;\n",
         ),
         Edit(
             "buffer_wire/validate.py",
