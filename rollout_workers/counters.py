@@ -4,6 +4,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+BUNDLE_BOUNDS = (*(4.0**power * 1024 for power in range(8)), float("inf"))
+"""Bounds of the sizes of push bundles, in bytes: 1 KiB to 16 MiB."""
+
 
 @dataclass(slots=True)
 class Counters:
@@ -14,6 +17,9 @@ class Counters:
     payload_missing."""
     pushed_bytes: Counter[str] = field(default_factory=Counter)
     """Bytes of groups with a final answer, by the way of their payloads: direct, relayed."""
+    bundles: Counter[float] = field(default_factory=Counter)
+    """Push bundles that were sent, by the least of BUNDLE_BOUNDS that holds them."""
+    bundled_bytes: int = 0
     returned: Counter[str] = field(default_factory=Counter)
     """Leases handed back by kind: interrupted, failed."""
     samples: int = 0
@@ -26,14 +32,14 @@ class Counters:
     """Samples that began or went on at another engine than their lease's, which could end them sooner."""
     tokens: int = 0
     """Tokens received from engines, those of interrupted samples included."""
+    tokens_cached: int = 0
+    """Input tokens that engines took from their prefix caches, as far as they say so."""
     tokens_resumed: int = 0
     """Generated tokens that came with the partial rollouts of leases."""
     tokens_pushed: int = 0
     """Generated tokens of groups with a final answer that was no refusal."""
     tokens_returned: int = 0
     """Generated tokens of partial rollouts that the service took back."""
-    tokens_cached: int = 0
-    """Input tokens that engines took from their prefix caches, as far as they say so."""
     tokens_discarded: Counter[str] = field(default_factory=Counter)
     """Generated tokens that nobody will train on, by reason. When no work is open, tokens + tokens_resumed =
     tokens_pushed + tokens_returned + the sum of these."""
@@ -44,6 +50,8 @@ class Counters:
     """Leases taken back because their group could no longer be fresh."""
     partial_rollouts: int = 0
     """Leases that came with the work of an earlier attempt."""
+    rewarded: int = 0
+    """Times that the rewards of a group were asked for."""
     reward_s: float = 0.0
     """Time spent in reward functions, summed over groups."""
     last_error: str = ""
@@ -59,6 +67,11 @@ class Counters:
             "tokens_returned": self.tokens_returned,
             "tokens_discarded": dict(self.tokens_discarded),
         }
+
+    def bundled(self, size: int) -> None:
+        """Count a push bundle of so many bytes."""
+        self.bundles[next(bound for bound in BUNDLE_BOUNDS if size <= bound)] += 1
+        self.bundled_bytes += size
 
     def failed(self, error: BaseException) -> str:
         """Note an error; returns its text, at most 2,048 characters."""

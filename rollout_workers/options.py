@@ -238,6 +238,10 @@ class WorkerOptions:
     """Longest wait for an engine that was given by URL to be ready at the start; the worker ends with an error when all
     its engines were lost for so long."""
 
+    metrics_listen: str = ""
+    """host:port of the worker's own `/metrics`, for everybody who reaches it; port 0: any free one. Empty (default):
+    none."""
+
     progress_every_s: float = 10.0
     """Interval of the progress lines; 0 turns them off."""
 
@@ -263,16 +267,17 @@ class WorkerOptions:
         check("max_sample_attempts", self.max_sample_attempts, lambda n: 1 <= n <= 100, "1 to 100")
         check("keep_versions", self.keep_versions, lambda n: 1 <= n <= 1_000, "1 to 1,000")
         check("pause_mode", self.pause_mode, lambda m: m in list(PauseMode), f"one of {', '.join(PauseMode)}")
-        check("evaluations", self.evaluations, lambda m: m in EVALUATIONS, f"one of {', '.join(EVALUATIONS)}")
-        check("weights_serve", self.weights_serve, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
-        check("weights_advertise", self.weights_advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
-        check("weights_max_mbps", self.weights_max_mbps, lambda n: 0 <= n <= 1e6, "0 to 1,000,000 Mbit/s")
         check("prefix_cache", self.prefix_cache, lambda c: c in list(PrefixCache), f"one of {', '.join(PrefixCache)}")
         if self.evaluations == "only":
             # Its engines go back to older weights, under whose labels there is what newer ones have computed.
             check(
                 "prefix_cache", self.prefix_cache, lambda c: c == PrefixCache.VERSION, "version with evaluations only"
             )
+        check("evaluations", self.evaluations, lambda m: m in EVALUATIONS, f"one of {', '.join(EVALUATIONS)}")
+        check("weights_serve", self.weights_serve, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
+        check("metrics_listen", self.metrics_listen, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
+        check("weights_advertise", self.weights_advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
+        check("weights_max_mbps", self.weights_max_mbps, lambda n: 0 <= n <= 1e6, "0 to 1,000,000 Mbit/s")
         for mirror in self.weights_mirrors:
             check("weights_mirrors", mirror, is_base_url, "http://host:port or https://host:port")
         check("lease_wait_s", self.lease_wait_s, lambda s: 0 <= s <= 60, "0 to 60 seconds")

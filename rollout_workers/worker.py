@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from rollout_workers.engine.types import PauseMode
 from rollout_workers.engines import hosts_of, open_engines, open_slot
 from rollout_workers.fleet.fleet import Fleet, Seat
 from rollout_workers.fleet.guard import EngineGuard
+from rollout_workers.fleet.metrics import WorkerCollector, metrics_server
 from rollout_workers.fleet.reporter import Reporter, report_all
 from rollout_workers.fleet.router import RouterClient, RouterWatch, first_ready
 from rollout_workers.functions import Rollout, is_coroutine, rollout_of
@@ -89,6 +90,8 @@ class Worker:
         self.evaluated = Counters()
         """Counters of evaluations; `counters` knows nothing of them."""
         self.slots: list[EngineSlot] = []
+        self.metrics_url = ""
+        """URL of the worker's own metrics while they are served; empty: they are not."""
         self._reward = reward or (load_reward(options.reward) if options.reward else no_reward)
         if options.reward_processes and is_coroutine(self._reward):
             raise InvalidField("reward_processes", options.reward_processes, "0: the reward function is a coroutine")
@@ -142,7 +145,7 @@ class Worker:
                 first = await first_ready(router, options)
                 self._engine_ids[first.url] = f"{options.worker_id}.e0"
                 self._hosts = [first]
-            async with open_engines(self._hosts, options.worker_id) as slots:
+            async with open_engines(self._hosts, options.worker_id) as slots, self._metrics(slots):
                 self.slots = slots
                 _log.info(
                     "engines ready",
@@ -156,6 +159,23 @@ class Worker:
                 await server.close()
             await fetcher.close()
             await service.close()
+
+    @contextlib.asynccontextmanager
+    async def _metrics(self, slots: Sequence[EngineSlot]) -> AsyncIterator[None]:
+        """Serve metrics meanwhile, if the options say where."""
+        options = self.options
+        if not options.metrics_listen:
+            yield
+            return
+        counters = {"training": self.counters, "evaluation": self.evaluated}
+        collector = WorkerCollector(options.run_id, options.worker_id, counters, slots)
+        server = metrics_server(options.metrics_listen, collector)
+        await server.start()
+        self.metrics_url = f"{server.url}/metrics"
+        try:
+            yield
+        finally:
+            await server.close()
 
     async def _work(
         self, service: ServiceClient, fetcher: WeightFetcher, slots: list[EngineSlot], router: RouterClient | None

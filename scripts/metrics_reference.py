@@ -44,6 +44,7 @@ from buffer_service.security.roles import RULES
 from buffer_service.store.scripts import load_scripts
 from buffer_wire.enums import words
 from rollout_buffer.v1 import weights_pb2
+from rollout_workers.fleet.metrics import WorkerCollector
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs/metrics.md"
@@ -53,6 +54,8 @@ OPEN = {
     "run": "the run's name",
     "environment": f"the groups' environment, at most {MAX_ENVIRONMENTS} in a run",
     "method": "the RPC, without its service",
+    "engine": "the engine's id",
+    "cause": "why nobody trains on them, as in the worker's log",
     "server": "host:port of a primary of the payload cluster",
 }
 """Labels whose values come from users, or are too many to list."""
@@ -66,6 +69,20 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("tasks", "state"): ("submitted", *TaskState),
     ("evaluation_tasks", "state"): ("pending", "leased", "finished", "failed"),
     ("engines", "state"): (*_ENGINE_STATES, "silent"),
+    ("worker_engine_state", "state"): _ENGINE_STATES,
+    ("*", "work"): ("training", "evaluation"),
+    ("*", "answer"): (
+        "queued",
+        "duplicate",
+        "closed",
+        "filtered",
+        "invalid",
+        "refused",
+        "rejected_full",
+        "payload_missing",
+    ),
+    ("*", "way"): ("direct", "relayed"),
+    ("*", "kind"): ("interrupted", "failed"),
     ("*", "ledger"): ("groups", "tasks"),
     ("filtered_groups", "reason"): REASONS,
     ("*", "phase"): RELOAD_PHASES,
@@ -122,7 +139,8 @@ INTRODUCTION = """\
 `python -m scripts.metrics_reference`.
 
 All names begin with `rollout_buffer_`; counters have `_total` at their end, and histograms are `_bucket`, `_sum` and
-`_count`. No label names a worker, an engine, a task or a sample. What is not known yet, or has no limit, is absent.
+`_count`. No label of the service names a worker, an engine, a task or a sample. What is not known yet, or has no limit,
+is absent.
 
 Where a service has several replicas, everything that is read from the store is the same at each of them: take
 `max by (run)`; and `sum` for what the processes count.
@@ -182,6 +200,11 @@ def sections() -> Sequence[Section]:
             "the rpc processes, summed over those of a service; they begin at 0 when it starts, and are written "
             "half a second late at most",
             _instruments(),
+        ),
+        Section(
+            "Workers",
+            "each worker, at the address of its `--metrics-listen`",
+            [WorkerCollector("", "", {}, [])],
         ),
         Section("Tokens and certificates", "the process of the admin page", [DoorCollector(open_doors)]),
     )

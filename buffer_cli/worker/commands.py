@@ -131,6 +131,9 @@ def worker(
     drain_grace_s: Annotated[float | None, _times(help="From SIGTERM to the end.")] = None,
     engine_timeout_s: Annotated[float | None, _times(help="Give up when no engine is ready for so long.")] = None,
     service_timeout_s: Annotated[float | None, _times(help="Give up when the service is away so long.")] = None,
+    metrics_listen: Annotated[
+        str | None, typer.Option(help="host:port of the worker's own Prometheus metrics; port 0 picks a free one.")
+    ] = None,
     progress_every_s: Annotated[float | None, _times(help="Between progress lines; 0 for none.")] = None,
     bundle_bytes: Annotated[int | None, typer.Option(help="Largest push bundle of several groups, in bytes.")] = None,
     direct_payloads: Annotated[

@@ -220,6 +220,7 @@ class Pusher:
             message = join_push(self._service.ref(), sequence, [parcel.pieces for parcel in parcels])
             try:
                 await stream.write(message)
+                self._counters.bundled(sum(parcel.bundle_bytes for parcel in parcels))
             except (grpc.RpcError, asyncio.InvalidStateError):
                 return  # The reader learns why.
 

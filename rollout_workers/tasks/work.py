@@ -234,6 +234,7 @@ class Work:
                 try:
                     anew = await rewards.ask()
                 finally:
+                    counters.rewarded += 1
                     counters.reward_s += time.monotonic() - began
                 if not anew:
                     return rewards.in_order
@@ -254,8 +255,8 @@ class Work:
             return not self._interrupted and await self._turn.run()
         finally:
             counters.tokens += progress.received - tokens
-            counters.samples += unfinished - len(progress.unfinished)
             counters.tokens_cached += progress.cached - cached
+            counters.samples += unfinished - len(progress.unfinished)
 
     @property
     def _surplus(self) -> int:

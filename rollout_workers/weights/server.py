@@ -56,7 +56,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 class Listener:
     """Listens at host:port until it is closed. `advertise`: the host that others are told.
 
-    `guarded`: handlers of GET and HEAD by path, for who brings the token; `free`: those for everybody.
+    `guarded`: handlers of GET and HEAD by path, for who brings the token; `free`: those for everybody. `serves`: what,
+    for the log.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Listener:
         door: WeightsDoor | None = None,
         advertise: str = "",
         free: Mapping[str, Handler] | None = None,
+        serves: str = "weights",
     ) -> None:
         self._guarded = guarded
         self._free = free or {}
@@ -75,6 +77,7 @@ class Listener:
         self._port = port
         self._door = door or WeightsDoor()
         self._advertise = advertise
+        self._serves = serves
         self._runner: web.AppRunner | None = None
         self.url = ""
         """Base URL that others are told; known once the server is started."""
@@ -94,7 +97,7 @@ class Listener:
         port = self._runner.addresses[0][1]
         host = self._advertise or (socket.gethostname() if self._host in ("", "0.0.0.0", "::") else self._host)  # noqa: S104 - compared with
         self.url = f"{self._door.scheme}://[{host}]:{port}" if ":" in host else f"{self._door.scheme}://{host}:{port}"
-        _log.info("serving weights", url=self.url, token="asked for" if self._door.asks else "none")
+        _log.info(f"serving {self._serves}", url=self.url, token="asked for" if self._door.asks else "none")
 
     async def close(self) -> None:
         """Stop listening and, after their time of grace, cut transfers."""
