@@ -1,6 +1,9 @@
 """Bounds of groups, checked from header and payload length alone. Both ends use it: a client before it sends, the
 service before anything is written.
 
+Samples may be rows of trajectories. What decides about a group, its versions, rewards and lengths, is that of the rows
+that are trainable.
+
 Raises InvalidField naming the field (`samples[3].spans[0].start`), the value's shape and the limit.
 """
 
@@ -11,6 +14,7 @@ from math import isfinite, prod
 
 from buffer_wire import limits
 from buffer_wire.errors import InvalidField
+from buffer_wire.images.references import check_images
 from buffer_wire.layout import NUMPY_DTYPES, REQUIRED_COLUMNS, ColumnSpec, column_spec, extent
 from rollout_buffer.v1 import groups_pb2 as pb
 
@@ -29,9 +33,9 @@ class GroupSummary:
     tail: tuple[int, int] | None
     """Largest version of any sample's last token."""
     response_lengths: Sequence[int]
-    """Response tokens of each sample."""
+    """Response tokens of each sample that is trainable; so are the fields below of these alone."""
     rewards: Sequence[float]
-    """Reward of each sample."""
+    """Reward of each."""
     version_tokens: int
     """Sum over all response tokens of the version that made each."""
     tokens_by_version: Mapping[tuple[int, int], int]
@@ -40,6 +44,22 @@ class GroupSummary:
     """Turns of role assistant; a sample without turns counts as one."""
     truncated_samples: int
     """Samples with finish reason LENGTH."""
+    trajectories: int
+    """Trajectories with a trainable row."""
+    equal_rewards: bool
+    """True when there are two or more, and what one policy wrote has the same reward in all of them."""
+    mean_reward: float
+    """Mean over the trajectories, and the policies in each, of the mean reward of the rows."""
+
+
+def is_trainable(sample: pb.Sample) -> bool:
+    """True unless the sample says that it must not be trained on."""
+    return not sample.HasField("trainable") or sample.trainable
+
+
+def has_rows(samples: Iterable[pb.Sample]) -> bool:
+    """True where samples are rows of trajectories, or are not alike in what may be trained on, or in who wrote them."""
+    return any(sample.trajectory or sample.HasField("trainable") or sample.policy for sample in samples)
 
 
 def check_group(header: pb.GroupHeader, payload_len: int | None, *, partial_rollout: bool = False) -> GroupSummary:
@@ -62,7 +82,12 @@ def check_group(header: pb.GroupHeader, payload_len: int | None, *, partial_roll
     samples = header.samples
     if not 1 <= len(samples) <= limits.MAX_SAMPLES:
         raise InvalidField("samples", f"{len(samples)} samples", f"1 to {limits.MAX_SAMPLES} samples")
-    summary = _check_samples(samples, partial_rollout=partial_rollout)
+    if has_rows(samples):
+        summary = _check_rows(samples, partial_rollout=partial_rollout)
+    else:
+        summary = _check_samples(list(enumerate(samples)), partial_rollout=partial_rollout)
+    if header.images:
+        check_images("images", header.images, min([sample.prompt_len for sample in samples]), resolved=True)
     specs = _checked_columns(len(samples), *[column.SerializeToString() for column in header.columns])
     expected = extent(specs, summary.tokens, len(samples))
     if payload_len not in (None, expected):
@@ -72,7 +97,45 @@ def check_group(header: pb.GroupHeader, payload_len: int | None, *, partial_roll
     return summary
 
 
-def _check_samples(samples: Iterable[pb.Sample], *, partial_rollout: bool) -> GroupSummary:
+def _check_rows(samples: Sequence[pb.Sample], *, partial_rollout: bool) -> GroupSummary:
+    """Check samples that are rows of trajectories, of which some may not be trainable."""
+    named, before = samples[0].trajectory > 0, 0
+    trained: list[tuple[int, pb.Sample]] = []
+    context: list[tuple[int, pb.Sample]] = []
+    by_policy: dict[str, dict[int, list[float]]] = {}
+    for i, sample in enumerate(samples):
+        number = sample.trajectory
+        if number not in ((before or 1, before + 1) if named else (0,)):
+            limit = f"{before} or {before + 1}" if before else "1" if named else "0, as of the first sample"
+            raise InvalidField(f"samples[{i}].trajectory", number, limit)
+        if len(sample.policy) > limits.MAX_POLICY_CHARS or limits.CONTROL.search(sample.policy):
+            limit = f"at most {limits.MAX_POLICY_CHARS} characters, none of them a control character"
+            raise InvalidField(f"samples[{i}].policy", sample.policy, limit)
+        before = number
+        if is_trainable(sample) or (partial_rollout and sample.spans):
+            trained.append((i, sample))
+            by_policy.setdefault(sample.policy, {}).setdefault(number or -1 - i, []).append(sample.reward)
+        elif sample.loss_tokens and not partial_rollout:
+            raise InvalidField(f"samples[{i}].loss_tokens", sample.loss_tokens, "0: the sample is not trainable")
+        else:
+            context.append((i, sample))
+    if not trained and not partial_rollout:
+        raise InvalidField("samples", "none that is trainable", "at least one")
+    summary = _check_samples(trained, partial_rollout=partial_rollout)
+    for i, sample in context:
+        _check_sample(i, sample, partial_rollout=partial_rollout, may_lack_spans=True)
+        summary.tokens += sample.tokens
+    means = [sum(rewards) / len(rewards) for each in by_policy.values() for rewards in each.values()]
+    summary.trajectories = len({number for each in by_policy.values() for number in each})
+    summary.mean_reward = sum(means) / max(len(means), 1)
+    summary.equal_rewards = summary.trajectories > 1 and all(
+        len({reward for rewards in each.values() for reward in rewards}) == 1 for each in by_policy.values()
+    )
+    return summary
+
+
+def _check_samples(samples: Sequence[tuple[int, pb.Sample]], *, partial_rollout: bool) -> GroupSummary:
+    """Check samples, with their indexes."""
     total = total_loss = turns = 0
     by_version: dict[tuple[int, int], int] = {}
     lengths: list[int] = []
@@ -82,7 +145,7 @@ def _check_samples(samples: Iterable[pb.Sample], *, partial_rollout: bool) -> Gr
     tail: tuple[int, int] | None = None
     finished = _MAYBE_UNFINISHED if partial_rollout else _FINISHED
     shortest_response, most_tokens = 0 if partial_rollout else 1, limits.MAX_TOKENS
-    for i, sample in enumerate(samples):
+    for i, sample in samples:
         tokens, prompt_len, loss_tokens = sample.tokens, sample.prompt_len, sample.loss_tokens
         response, reward, reason, its_turns = tokens - prompt_len, sample.reward, sample.finish_reason, sample.turns
         spans = sample.spans
@@ -120,12 +183,17 @@ def _check_samples(samples: Iterable[pb.Sample], *, partial_rollout: bool) -> Gr
     version_tokens = sum([tokens * number for (_, number), tokens in by_version.items()])
     if version_tokens > limits.MAX_VERSION:
         # Many tokens of a small version, or a version out of bounds.
-        for i, sample in enumerate(samples):
+        for i, sample in samples:
             _check_spans(i, sample.spans, sample.prompt_len, sample.tokens)
-    return GroupSummary(total, total_loss, head, tail, lengths, rewards, version_tokens, by_version, turns, truncated)
+    return GroupSummary(
+        *(total, total_loss, head, tail, lengths, rewards, version_tokens, by_version, turns, truncated),
+        trajectories=len(rewards),
+        equal_rewards=len(rewards) > 1 and rewards.count(rewards[0]) == len(rewards),
+        mean_reward=sum(rewards) / max(len(rewards), 1),
+    )
 
 
-def _check_sample(i: int, sample: pb.Sample, *, partial_rollout: bool) -> None:
+def _check_sample(i: int, sample: pb.Sample, *, partial_rollout: bool, may_lack_spans: bool = False) -> None:
     tokens, prompt_len, reason = sample.tokens, sample.prompt_len, sample.finish_reason
     if not 1 <= tokens <= limits.MAX_TOKENS:
         raise InvalidField(f"samples[{i}].tokens", tokens, f"1 to {limits.MAX_TOKENS}")
@@ -142,7 +210,8 @@ def _check_sample(i: int, sample: pb.Sample, *, partial_rollout: bool) -> None:
         name = pb.FinishReason.Name(reason) if reason in pb.FinishReason.values() else "?"
         limit = "STOP or LENGTH" + (" or ABORTED" if partial_rollout else "")
         raise InvalidField(f"samples[{i}].finish_reason", name, limit)
-    _check_spans(i, sample.spans, prompt_len, tokens)
+    if sample.spans or not may_lack_spans:
+        _check_spans(i, sample.spans, prompt_len, tokens)
     previous = 0
     for j, turn in enumerate(sample.turns):
         if not previous <= turn.start < turn.end <= tokens:

@@ -131,3 +131,18 @@ def test_samples_that_ran_into_their_limit_are_counted() -> None:
 def test_a_filtered_group_is_acknowledged_as_such() -> None:
     ack = to_ack(ops.NewGroup(facts(make_group("t")), b"", outcome=ops.Pushed(ops.PushKind.FILTERED, "t/0")))
     assert (ack.outcome, ack.group_id) == (pb.PUSH_OUTCOME_FILTERED, "t/0")
+
+
+def test_rows_that_are_not_trainable_are_counted_and_decide_nothing() -> None:
+    group = rewarded(1.0, 5.0, 0.0)
+    for sample, trajectory in zip(group.header.samples, (1, 1, 2), strict=True):
+        sample.trajectory = trajectory
+    context = group.header.samples[1]
+    context.trainable, context.loss_tokens = False, 0
+    context.spans[0].version.version = 7
+    made = facts(group)
+    assert (made.samples, made.trajectories) == (3, 2)
+    assert len(made.response_lengths) == len(made.rewards) == 3 * 4
+    assert (made.mean_reward_milli, made.reward_milli, made.equal_rewards) == (500, 1_500, False)
+    assert made.head == made.tail
+    assert made.response_tokens == sum(s.tokens - s.prompt_len for s in group.header.samples)

@@ -149,3 +149,71 @@ def test_declared_sizes_beyond_memory_are_refused_without_allocating() -> None:
 def test_numpy_has_a_dtype_for_every_wire_dtype() -> None:
     assert set(layout.NUMPY_DTYPES) == set(pb.DType.values()) - {pb.D_TYPE_UNSPECIFIED}
     assert all(isinstance(d, np.dtype) for d in layout.NUMPY_DTYPES.values())
+
+
+def rows(*samples: tuple[int, bool, str, float]) -> pb.GroupHeader:
+    """A header of samples of 5 tokens, by trajectory, trainable, policy and reward. Sample i is of version i."""
+    header, _ = make_header([5] * len(samples))
+    for i, (sample, (trajectory, trainable, policy, reward)) in enumerate(zip(header.samples, samples, strict=True)):
+        sample.trajectory, sample.policy, sample.reward = trajectory, policy, reward
+        sample.spans[0].version.version = i
+        if not trainable:
+            sample.trainable, sample.loss_tokens = False, 0
+    return header
+
+
+def test_only_rows_that_are_trainable_decide_about_a_group() -> None:
+    header = rows((1, False, "", 9.0), (1, True, "", 1.0), (2, True, "", 0.0), (2, True, "", 0.0))
+    header.samples[0].ClearField("spans")
+    summary = check_group(header, None)
+    assert (summary.tokens, summary.loss_tokens) == (20, 12)
+    assert (summary.head, summary.tail, summary.version_tokens) == ((1, 1), (1, 3), 4 * (1 + 2 + 3))
+    assert (summary.trajectories, summary.mean_reward, summary.equal_rewards) == (2, 0.5, False)
+    assert list(summary.response_lengths) == [4, 4, 4]
+
+
+EQUAL: list[tuple[list[tuple[int, bool, str, float]], bool]] = [
+    ([(1, True, "", 1.0), (1, True, "", 1.0)], False),  # One trajectory: nothing to compare it with.
+    ([(1, True, "", 1.0), (1, True, "", 1.0), (2, True, "", 1.0)], True),
+    ([(1, True, "", 1.0), (1, True, "", 0.0), (2, True, "", 0.5)], False),
+    ([(1, True, "", 1.0), (1, False, "", 0.0), (2, True, "", 1.0)], True),
+    ([(1, True, "a", 1.0), (1, True, "b", -1.0), (2, True, "a", 1.0), (2, True, "b", -1.0)], True),
+    ([(1, True, "a", 1.0), (1, True, "b", -1.0), (2, True, "a", -1.0), (2, True, "b", 1.0)], False),
+    ([(0, True, "", 1.0), (0, False, "", 0.0), (0, True, "", 1.0)], True),
+]
+
+
+@pytest.mark.parametrize(("samples", "equal"), EQUAL)
+def test_rewards_are_equal_by_trajectory_and_policy(samples: list[tuple[int, bool, str, float]], equal: bool) -> None:
+    assert check_group(rows(*samples), None).equal_rewards is equal
+
+
+BROKEN_ROWS: list[tuple[str, pb.GroupHeader]] = [
+    ("samples[0].trajectory", rows((2, True, "", 0.0))),
+    ("samples[1].trajectory", rows((1, True, "", 0.0), (0, True, "", 0.0))),
+    ("samples[1].trajectory", rows((0, True, "", 0.0), (1, True, "", 0.0))),
+    ("samples[1].trajectory", rows((1, True, "", 0.0), (3, True, "", 0.0))),
+    ("samples[2].trajectory", rows((1, True, "", 0.0), (2, True, "", 0.0), (1, True, "", 0.0))),
+    ("samples[0].policy", rows((1, True, "x" * 65, 0.0))),
+    ("samples[0].policy", rows((0, True, "a\nb", 0.0))),
+    ("samples", rows((1, False, "", 0.0), (2, False, "", 0.0))),
+]
+
+
+@pytest.mark.parametrize(("field", "header"), BROKEN_ROWS, ids=[f"{i}-{f}" for i, (f, _) in enumerate(BROKEN_ROWS)])
+def test_broken_rows_are_refused_by_name(field: str, header: pb.GroupHeader) -> None:
+    with pytest.raises(InvalidField) as caught:
+        check_group(header, None)
+    assert caught.value.attributes["field"] == field
+
+
+def test_what_is_not_trainable_counts_in_no_loss_and_its_spans_are_checked_where_it_has_some() -> None:
+    header = rows((1, True, "", 0.0), (1, False, "", 0.0))
+    header.samples[1].loss_tokens = 1
+    with pytest.raises(InvalidField, match="not trainable"):
+        check_group(header, None)
+    check_group(header, None, partial_rollout=True)  # There the mask says what the model wrote.
+    header.samples[1].loss_tokens = 0
+    header.samples[1].spans[0].end = 4
+    with pytest.raises(InvalidField, match="tiling"):
+        check_group(header, None)

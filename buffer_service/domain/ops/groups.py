@@ -58,9 +58,9 @@ class GroupFacts:
     mean_milli: int
     """Mean over all response tokens of the version that made each, in milli-versions, rounded down."""
     equal_rewards: bool
-    """True when there are two or more samples and all have the same reward."""
+    """True when there are two or more trajectories, and what one policy wrote has the same reward in all of them."""
     mean_reward_milli: int
-    """Mean reward in milli-rewards, rounded down, within +-NO_REWARD_BOUND."""
+    """Mean reward of the trajectories in milli-rewards, rounded down, within +-NO_REWARD_BOUND."""
     response_lengths: bytes
     """Response tokens of each sample, little-endian uint32."""
     rewards: bytes
@@ -70,7 +70,8 @@ class GroupFacts:
     response_tokens: int
     """Response tokens of all samples."""
     reward_milli: int
-    """Sum of the samples' rewards, each rounded to milli-rewards, within +-NO_REWARD_BOUND."""
+    """Sum of the samples' rewards, each rounded to milli-rewards, within +-NO_REWARD_BOUND. Where some are rows of one
+    trajectory, the mean reward times the samples."""
     turns: int
     """Turns of role assistant; a sample without turns has one."""
     truncated_samples: int
@@ -83,6 +84,8 @@ class GroupFacts:
     """Revision of the run, as the pusher knew it before it first tried this group; 0: the present one."""
     stored: bool = False
     """True when its pusher has written it to the store, or says so."""
+    trajectories: int = 0
+    """Trajectories with a row that is trainable; 0: each sample is one."""
 
 
 class PushKind(StrEnum):
@@ -100,6 +103,8 @@ class PushKind(StrEnum):
     """Accepted, and ended by the run's filter."""
     RECORDED = "recorded"
     """The result of an evaluation's task."""
+    ADDED = "added"
+    """Columns of a stage, which its group has now."""
     EVALUATIONS_FULL = "evaluations_full"
     """Not recorded: the run keeps as much of evaluations as it may."""
     PAYLOAD_MISSING = "payload_missing"

@@ -113,8 +113,15 @@ def direct_bytes(entries: Sequence[Entry]) -> int:
 def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int, *, stored: bool = False) -> ops.GroupFacts:
     # A checked group that is no partial rollout has a token in every sample.
     head, tail = summary.head or (0, 0), summary.tail or (0, 0)
-    lengths, rewards = summary.response_lengths, summary.rewards
-    samples, response_tokens = len(lengths), sum(lengths)
+    lengths, rewards, samples = summary.response_lengths, summary.rewards, len(header.samples)
+    trained_tokens = response_tokens = sum(lengths)
+    shortest, longest = min(lengths), max(lengths)
+    if len(lengths) < samples:
+        # Rows that are not trainable are part of the group, and decide nothing.
+        lengths = [sample.tokens - sample.prompt_len for sample in header.samples]
+        rewards, response_tokens = [sample.reward for sample in header.samples], sum(lengths)
+    mean_reward_milli = _mean_milli(summary.mean_reward)
+    is_plain = samples == summary.trajectories
     return ops.GroupFacts(
         task_id=header.task_id,
         incarnation=header.incarnation,
@@ -128,20 +135,23 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int, *, st
         tail=made if head == tail else ops.WeightVersion(*tail),
         # Versions do not fall within a sample, so head and tail bound every span.
         spans_versions=head != tail,
-        mean_milli=1_000 * summary.version_tokens // response_tokens,
-        equal_rewards=samples > 1 and rewards.count(rewards[0]) == samples,
-        mean_reward_milli=_mean_milli(rewards),
+        mean_milli=1_000 * summary.version_tokens // trained_tokens,
+        equal_rewards=summary.equal_rewards,
+        mean_reward_milli=mean_reward_milli,
         response_lengths=_uint32s(samples).pack(*lengths),
         rewards=_float32s(samples).pack(*rewards),
-        min_response_tokens=min(lengths),
-        max_response_tokens=max(lengths),
+        min_response_tokens=shortest,
+        max_response_tokens=longest,
         response_tokens=response_tokens,
-        reward_milli=_within_bound(sum([round(1_000 * reward) for reward in rewards])),
+        reward_milli=_within_bound(
+            sum([round(1_000 * reward) for reward in rewards]) if is_plain else samples * mean_reward_milli
+        ),
         turns=summary.turns,
         truncated_samples=summary.truncated_samples,
         version_tokens=_version_tokens(summary.tokens_by_version, tail) if head != tail else (),
         first_revision=header.first_revision,
         stored=stored,
+        trajectories=summary.trajectories,
     )
 
 
@@ -155,10 +165,10 @@ def _version_tokens(
     return [(ops.WeightVersion(*made), tokens) for made, tokens in sorted(told.items())]
 
 
-def _mean_milli(rewards: Sequence[float]) -> int:
-    """Mean in thousandths, rounded down, within +-NO_REWARD_BOUND."""
+def _mean_milli(mean: float) -> int:
+    """Mean reward in thousandths, rounded down, within +-NO_REWARD_BOUND."""
     # A reward of 0.7 arrives as a float32 a little below it, and must not count as less than 700.
-    return _within_bound(floor(sum(rewards) * 1_000 / len(rewards) + 0.001))
+    return _within_bound(floor(mean * 1_000 + 0.001))
 
 
 def _within_bound(milli: int) -> int:
