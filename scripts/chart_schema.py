@@ -38,7 +38,7 @@ CHART_SETTINGS = {
 
 CHART_OPTIONS = {
     *("address", "run_id", "worker_id", "engine_urls", "router", "launch", "simulated"),
-    *("access", "weights_dir", "weights_serve", "weights_advertise"),
+    *("access", "weights_dir", "weights_serve", "weights_advertise", "metrics_listen"),
     *("weights_access", "weights_mirrors", "weights_tls_cert", "weights_tls_key"),
 }
 """Worker options that the chart gives itself."""

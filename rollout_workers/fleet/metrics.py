@@ -4,19 +4,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aiohttp import ClientError, ClientSession, ClientTimeout
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from buffer_wire.enums import words
 from rollout_buffer.v1 import weights_pb2
-from rollout_workers.counters import BUNDLE_BOUNDS, Counters
+from rollout_workers.counters import BUNDLE_BOUNDS, Counters, describe
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.weights.server import Listener, host_and_port
 
 if TYPE_CHECKING:
     from aiohttp import web
 
+_ENGINE_TIMEOUT = ClientTimeout(total=5.0)
 _PREFIX = "rollout_buffer_worker_"
 _STATES = words(weights_pb2.EngineState)
 
@@ -81,6 +83,11 @@ class WorkerCollector(Collector):
         self._counters = counters
         self._slots = slots
 
+    def address(self, number: int) -> str | None:
+        """Base URL of an engine that is a server, counted from 0; None where there is none."""
+        addresses = [slot.info.address for slot in self._slots if slot.info.address.startswith("http")]
+        return addresses[number].rstrip("/") if number < len(addresses) else None
+
     def collect(self) -> Iterable[Metric]:
         """Yield the metric families."""
         yield from map(self._sum, _SUMS)
@@ -134,7 +141,10 @@ class WorkerCollector(Collector):
 
 
 def metrics_server(listen: str, collector: WorkerCollector) -> Listener:
-    """Server of `/metrics`, and of `/livez`, at host:port, for everybody who reaches it."""
+    """Server of `/metrics`, `/engines/N/metrics` and `/livez` at host:port, for everybody who reaches it.
+
+    N: the worker's engines from 0 on, whose own metrics are passed on: engines often listen on loopback alone.
+    """
     from aiohttp import web  # noqa: PLC0415 - few workers serve, and aiohttp.web takes long to import
 
     registry = CollectorRegistry(auto_describe=False)
@@ -143,8 +153,20 @@ def metrics_server(listen: str, collector: WorkerCollector) -> Listener:
     async def metrics(_: "web.Request") -> "web.StreamResponse":
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    async def engine_metrics(request: "web.Request") -> "web.StreamResponse":
+        url = collector.address(int(request.match_info["number"]))
+        if url is None:
+            raise web.HTTPNotFound(text="the worker has no such server\n")
+        try:
+            async with ClientSession(timeout=_ENGINE_TIMEOUT) as session, session.get(f"{url}/metrics") as answer:
+                headers = {"Content-Type": answer.headers.get("Content-Type", "text/plain")}
+                return web.Response(status=answer.status, body=await answer.read(), headers=headers)
+        except (ClientError, TimeoutError) as error:
+            raise web.HTTPBadGateway(text=f"{url}: {describe(error)}\n") from error
+
     async def alive(_: "web.Request") -> "web.StreamResponse":
         return web.Response(text="ok\n")
 
     host, port = host_and_port(listen)
-    return Listener({}, host=host, port=port, free={"/metrics": metrics, "/livez": alive}, serves="metrics")
+    handlers = {"/metrics": metrics, "/engines/{number:[0-9]{1,4}}/metrics": engine_metrics, "/livez": alive}
+    return Listener({}, host=host, port=port, free=handlers, serves="metrics")

@@ -33,3 +33,28 @@ def test_every_dashboard_is_in_the_config_map_unchanged() -> None:
     assert {path.name: json.loads(path.read_text()) for path in DASHBOARDS} == {
         name: json.loads(text) for name, text in found["data"].items()
     }
+
+
+def test_workers_and_engines_within_their_pods_are_read() -> None:
+    monitors = {one["metadata"]["name"].rpartition("-")[2]: one for one in documents(MONITORING, "PodMonitor")}
+    paths = {
+        name: [endpoint["path"] for endpoint in one["spec"]["podMetricsEndpoints"]] for name, one in monitors.items()
+    }
+
+    assert paths == {
+        "beside": ["/metrics", "/engines/0/metrics"],
+        "within": ["/metrics", "/engines/0/metrics", "/engines/1/metrics"],
+    }
+    pods = {
+        one["metadata"]["name"].rpartition("-")[2]: one["spec"]["template"]
+        for one in documents(MONITORING, "StatefulSet")
+        if one["metadata"]["labels"]["app.kubernetes.io/component"] == "worker"
+    }
+    for name, monitor in monitors.items():
+        pod, selected = pods[name], monitor["spec"]["selector"]["matchLabels"]
+        assert selected.items() <= pod["metadata"]["labels"].items()
+        (worker,) = pod["spec"]["containers"]
+        assert {"name": "metrics", "containerPort": 9100} in worker["ports"]
+        assert "--metrics-listen=0.0.0.0:9100" in worker["args"]
+    assert "--enable-metrics" in pods["beside"]["spec"]["initContainers"][0]["args"]
+    assert "--enable-metrics" not in pods["unseen"]["spec"]["initContainers"][0]["args"]

@@ -193,6 +193,11 @@ BY_TEMPLATE = {
         "name: the StatefulSet",
     ),
     "weights at the engine's port": (POOL % "weights: {servePort: 30000}", "engine.sidecar.port"),
+    "metrics at the port of weights": (POOL % "weights: {servePort: 9100}, metricsPort: 9100", "metricsPort 9100"),
+    "a monitor of pools without metrics": (
+        POOL % "metricsPort: 0" + "\nmetrics: {podMonitor: {enabled: true}}",
+        "metricsPort",
+    ),
     "weights at a port of collectives": (
         POOL % "weights: {servePort: 20005}, collective: {enabled: true}",
         "weights.servePort: 20005",

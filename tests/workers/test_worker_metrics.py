@@ -1,9 +1,12 @@
 """A worker's own metrics: what Prometheus reads agrees with what the worker counts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from buffer_wire.errors import InvalidField
@@ -31,10 +34,15 @@ class _Scraped:
         return sum(found)
 
 
-async def _scrape(url: str) -> _Scraped:
+async def _get(url: str) -> tuple[int, str]:
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        assert answer.status == 200
-        return _Scraped(await answer.text())
+        return answer.status, await answer.text()
+
+
+async def _scrape(url: str) -> _Scraped:
+    status, text = await _get(url)
+    assert status == 200
+    return _Scraped(text)
 
 
 async def test_metrics_say_what_became_of_every_token(fake: FakeService, tmp_path: Path) -> None:
@@ -54,6 +62,27 @@ async def test_metrics_say_what_became_of_every_token(fake: FakeService, tmp_pat
         assert scraped.value("engine_decoded_tokens_total", engine=slot.engine_id) == counters.tokens
         assert scraped.value("engine_state", engine=slot.engine_id, state="ready") == 1
         assert scraped.value("engine_state", engine=slot.engine_id) == 1
+
+
+async def test_metrics_of_engines_are_passed_on(fake: FakeService, tmp_path: Path) -> None:
+    async def own(_: web.Request) -> web.Response:
+        return web.Response(text="sglang:num_running_reqs 3.0\n")
+
+    application = web.Application()
+    application.router.add_get("/metrics", own)
+    engine = TestServer(application)
+    await engine.start_server()
+    async with working(fake, tmp_path, metrics_listen="127.0.0.1:0") as running:
+        await eventually(lambda: running.worker.metrics_url != "")
+        (slot,) = running.worker.slots
+        url = running.worker.metrics_url.replace("/metrics", "/engines/0/metrics")
+        assert (await _get(url))[0] == 404  # A simulated engine is no server.
+        slot.info = replace(slot.info, address=str(engine.make_url("/")))
+        assert await _get(url) == (200, "sglang:num_running_reqs 3.0\n")
+        assert (await _get(url.replace("/0/", "/1/")))[0] == 404
+        await engine.close()
+        status, said = await _get(url)
+        assert (status, slot.info.address.rstrip("/") in said) == (502, True)
 
 
 async def test_worker_serves_no_metrics_unasked(fake: FakeService, tmp_path: Path) -> None:

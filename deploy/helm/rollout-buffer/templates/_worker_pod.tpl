@@ -72,9 +72,14 @@ spec:
         {{- with include "rb.extraEnv" (dict "env" $pool.extraEnv "instead" "options of the pool") | trim }}
         {{- . | nindent 8 }}
         {{- end }}
-      {{- if $pool.weights.servePort }}
+      {{- if or $pool.weights.servePort $pool.metricsPort }}
       ports:
+        {{- if $pool.weights.servePort }}
         - {name: weights, containerPort: {{ $pool.weights.servePort }}}
+        {{- end }}
+        {{- if $pool.metricsPort }}
+        - {name: metrics, containerPort: {{ $pool.metricsPort }}}
+        {{- end }}
       {{- end }}
       {{- $resources := deepCopy $pool.resources }}
       {{- if eq $pool.weights.volume "emptyDir" }}

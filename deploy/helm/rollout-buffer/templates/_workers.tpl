@@ -92,9 +92,12 @@
 {{- $range := $pool.collective.portRange -}}
 {{- $ports := dict -}}
 {{- if $pool.weights.servePort -}}{{- $_ := set $ports "weights.servePort" (int $pool.weights.servePort) -}}{{- end -}}
+{{- if $pool.metricsPort -}}{{- $_ := set $ports "metricsPort" (int $pool.metricsPort) -}}{{- end -}}
 {{- if eq $pool.engine.source "sidecar" -}}{{- $_ := set $ports "engine.sidecar.port" (int $pool.engine.sidecar.port) -}}{{- end -}}
 {{- if gt (len $ports) (values $ports | uniq | len) -}}
-{{- fail (printf "%s: weights.servePort: %v is SGLang's, engine.sidecar.port" $where $pool.weights.servePort) -}}
+{{- $said := list -}}
+{{- range $value, $port := $ports -}}{{- $said = append $said (printf "%s %d" $value $port) -}}{{- end -}}
+{{- fail (printf "%s: two listeners at one port: %s" $where (join ", " $said)) -}}
 {{- end -}}
 {{- if and $pool.collective.enabled (not $pool.collective.hostNetwork) -}}
 {{- range $value, $port := $ports -}}
@@ -129,6 +132,9 @@
 - {{ printf "--weights-serve=%s:%v" .root.Values.service.bind $pool.weights.servePort | quote }}
 - --weights-advertise=$(POD_IP)
 {{- end }}
+{{- if $pool.metricsPort }}
+- {{ printf "--metrics-listen=%s:%v" .root.Values.service.bind $pool.metricsPort | quote }}
+{{- end }}
 {{- if .root.Values.relay.enabled }}
 - --weights-mirror={{ include "rb.relayUrl" .root }}
 {{- end }}
@@ -152,11 +158,24 @@
 {{- range $engine.launch.extra_flags }}
 - {{ printf "--engine-flag=%s" . | quote }}
 {{- end }}
+{{- if include "rb.engineMetrics" . }}
+- --engine-flag=--enable-metrics
+{{- end }}
 {{- else }}
 - --simulate
 {{- include "rb.flags" $engine.simulate }}
 {{- end }}
 {{- include "rb.flags" $pool.options }}
+{{- end -}}
+
+{{/* Numbers of the engines whose own metrics the pool's workers pass on, one a line. dict root, pool */}}
+{{- define "rb.engineMetrics" -}}
+{{- if and .root.Values.metrics.podMonitor.enabled .pool.metricsPort -}}
+{{- if eq .pool.engine.source "sidecar" -}}0
+{{- else if eq .pool.engine.source "launch" -}}
+{{- until (int (get .pool.engine.launch "engines" | default 1)) | join "\n" -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Options of launched servers, without model_path and extra_flags. The pool's engine. */}}
@@ -210,6 +229,9 @@
     - --host=127.0.0.1
     - --port={{ $sidecar.port }}
     - --incremental-streaming-output
+    {{- if include "rb.engineMetrics" . }}
+    - --enable-metrics
+    {{- end }}
     {{- range $sidecar.args }}
     - {{ . | quote }}
     {{- end }}
