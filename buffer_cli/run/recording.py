@@ -62,10 +62,13 @@ EVENTS = pa.schema(
         ("step", pa.uint64()),
         ("micro_batch", pa.uint32()),
         ("train_version", pa.uint64()),
+        ("metadata", pa.string()),
+        ("error", pa.string()),
     ]
 )
-"""Events of groups after they were accepted: kind `moved` (state says where to), `micro_batch` (they entered a step)
-and `trained` (every step below `step` is committed; group_ids is empty).
+"""Events of groups and tasks: kind `submitted` (a task with metadata; its first group's id), `moved` (state says where
+to), `micro_batch` (they entered a step), `trained` (every step below `step` is committed; group_ids is empty) and
+`failed` (the group never comes).
 """
 
 
@@ -191,4 +194,10 @@ def _event_row(record: runs_pb2.Record) -> dict[str, Any]:
         }
     elif kind == "trained":
         row |= {"time_ms": record.trained.time_ms, "step": record.trained.committed_steps}
+    elif kind == "submitted":
+        new = record.submitted
+        row |= {"time_ms": new.time_ms, "group_ids": [f"{new.task_id}/0"], "metadata": new.metadata_json}
+    elif kind == "failed":
+        failed = record.failed
+        row |= {"time_ms": failed.time_ms, "group_ids": [failed.group_id], "error": failed.error}
     return row

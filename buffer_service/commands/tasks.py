@@ -16,7 +16,10 @@ def submit(run_id: str, submit: ops.Submit, *, seen_revision: Revision = NO_REVI
 
     Raises StaleTerm, CursorConflict, PendingFull, RunPaused, InvalidField (a task id that exists).
     """
-    tasks = [(task.task_id, task.priority, task.spec, task.environment, task.expected_tokens) for task in submit.tasks]
+    tasks = [
+        (task.task_id, task.priority, task.spec, task.environment, task.expected_tokens, task.metadata)
+        for task in submit.tasks
+    ]
     cursors = (submit.expected_cursor, submit.cursor)
     arguments = pack(seen_revision, submit.term, submit.request_id, *cursors, submit.feeder_state, tasks)
     return Command(run_id, "submit", arguments, _submitted)

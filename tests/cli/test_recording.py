@@ -80,6 +80,16 @@ def test_groups_and_what_became_of_them_are_two_tables(tmp_path: Path) -> None:
     assert events[2]["step"] == 1
 
 
+def test_what_is_recorded_of_tasks_is_among_the_events(tmp_path: Path) -> None:
+    new = runs_pb2.TaskSubmitted(time_ms=1, task_id="t1", metadata_json='{"index":7}')
+    failed = runs_pb2.TaskFailed(time_ms=2, group_id="t1/0", error="no such tool")
+    records = [runs_pb2.Record(event_id="1-0", submitted=new), runs_pb2.Record(event_id="2-0", failed=failed)]
+    Recording(tmp_path, "run", whole=False).append(records)
+    first, second = rows(tmp_path, "events")
+    assert (first["kind"], first["group_ids"], first["metadata"]) == ("submitted", ["t1/0"], '{"index":7}')
+    assert (second["kind"], second["group_ids"], second["error"]) == ("failed", ["t1/0"], "no such tool")
+
+
 def test_whole_groups_have_their_arrays_and_gone_ones_null(tmp_path: Path) -> None:
     Recording(tmp_path, "run", whole=True).append([accepted(1, whole_group()), accepted(2)])
     first, second = rows(tmp_path, "groups")

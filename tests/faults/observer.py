@@ -46,6 +46,10 @@ def _event(record: runs_pb2.Record) -> list[object]:
         return [kind, record.moved.group_id, record.moved.state]
     if kind == "micro_batch":
         return [kind, record.micro_batch.step, record.micro_batch.micro_batch, list(record.micro_batch.group_ids)]
+    if kind == "submitted":
+        return [kind, record.submitted.task_id]
+    if kind == "failed":
+        return [kind, record.failed.group_id]
     return [kind, record.trained.committed_steps]
 
 

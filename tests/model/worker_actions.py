@@ -44,7 +44,7 @@ class WorkerActions(History):
                     b"spec %d" % i,
                     draw.pick((0, 5, 7, 7)),
                 )
-                for i in range(draw.integer(1, 4))
+                for i in range(0 if draw.rarely() else draw.integer(1, 4))
             ]
             cursor = self.view.cursor
             expected = cursor - (1 if draw.rarely(24) else 0)

@@ -172,6 +172,16 @@ async def test_accepted_and_ended_groups_are_recorded_where_the_policy_asks_for_
     assert moved == ("moved", [run.now, b"a/0", b"dropped_overflow"])
 
 
+async def test_tasks_are_recorded_with_their_metadata_and_when_they_fail(run: Run) -> None:
+    await run.create(record_groups=True, max_attempts=1)
+    tasks = [ops.NewTask("a", 2, 0, "", b"x", metadata=b'{"index":7}'), ops.NewTask("bare", 2, 0, "", b"x")]
+    await run.store.call(commands.submit(run.run_id, ops.Submit(1, "first", 0, 2, b"", tasks)))
+    assert await recorded(run) == [("submitted", [run.now, b"a", b'{"index":7}'])]
+    lease = await run.one_lease()
+    await run.give_back(lease, kind=ops.ReturnKind.FAILED, error="no such tool")
+    assert (await recorded(run))[1:] == [("failed", [run.now, b"a/0", b"no such tool"])]
+
+
 async def test_nothing_is_recorded_unasked(run: Run) -> None:
     await run.create(batch_groups=1)
     await run.fill("a", "b")

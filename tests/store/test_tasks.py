@@ -44,6 +44,14 @@ async def test_a_repeated_submit_gets_the_first_reply_and_adds_nothing(run: Run)
     assert await run.tasks() == {"submitted": 1, "leased": 1}
 
 
+async def test_a_submit_without_tasks_keeps_the_feeder_s_state(run: Run) -> None:
+    await run.create()
+    await run.submit("a")
+    submitted = await run.store.call(commands.submit(run.run_id, ops.Submit(1, "empty", 1, 1, b"heard", [])))
+    assert (submitted.cursor, list(submitted.task_ids), submitted.pending) == (1, [], 1)
+    assert (await run.resume()).feeder_state == b"heard"
+
+
 async def test_submit_refuses_and_writes_nothing(run: Run) -> None:
     await run.create(max_pending_tasks=2)
     await run.submit("a")

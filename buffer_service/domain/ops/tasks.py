@@ -19,6 +19,8 @@ class NewTask:
     spec: bytes
     expected_tokens: int = 0
     """Length of its longest response, as its trainer expects it; 0: unknown."""
+    metadata: bytes = b""
+    """Metadata for the run's recording; empty: none, or too much of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,11 @@ class Event:
 
 
 _FIELDS: Mapping[str, tuple[type[Message], Sequence[str]]] = {
-    "moved": (pb.GroupMoved, ("time_ms", "group_id", "state")),
+    "moved": (pb.GroupMoved, ("time_ms", "group_id", "state", "reason")),
     "micro_batch": (pb.MicroBatchClosed, ("time_ms", "step", "micro_batch", "train_version", "group_ids")),
     "trained": (pb.StepsTrained, ("time_ms", "committed_steps")),
+    "submitted": (pb.TaskSubmitted, ("time_ms", "task_id", "metadata_json")),
+    "failed": (pb.TaskFailed, ("time_ms", "group_id", "error")),
 }
 """Messages by kind of event, which is also their field of Record, and their fields in the order that is kept."""
 
@@ -37,7 +39,7 @@ def event(record: ops.Record) -> Event:
     if record.kind not in _FIELDS:
         return Event(pb.Record(event_id=record.event_id))
     kind, names = _FIELDS[record.kind]
-    message: Any = kind(**{name: _plain(value) for name, value in zip(names, values, strict=True)})
+    message: Any = kind(**{name: _plain(value) for name, value in zip(names, values, strict=False)})
     return Event(pb.Record(event_id=record.event_id, **{record.kind: message}))
 
 

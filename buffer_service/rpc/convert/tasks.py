@@ -26,7 +26,7 @@ def submit(request: pb.SubmitTasksRequest) -> ops.Submit:
     """A checked submit."""
     if request.cursor < request.expected_cursor:
         raise InvalidField("cursor", request.cursor, f"at least expected_cursor, {request.expected_cursor}")
-    fields.count(request.tasks, "tasks", 1, limits.MAX_TASKS_PER_SUBMIT)
+    fields.count(request.tasks, "tasks", 0, limits.MAX_TASKS_PER_SUBMIT)
     return ops.Submit(
         term=fields.term(request.term),
         request_id=fields.line(request.request_id, "request_id", 1, 64),
@@ -44,9 +44,8 @@ def new_task(at: str, task: pb.Task) -> ops.NewTask:
     _check_prompt(at, task)
     _check_sampling(f"{at}.sampling", task.sampling)
     _check_columns(at, task.columns)
-    if len(task.metadata_json) > limits.MAX_METADATA_BYTES or (
-        len(task.metadata_json.encode()) > limits.MAX_METADATA_BYTES
-    ):
+    metadata = task.metadata_json.encode()
+    if len(metadata) > limits.MAX_METADATA_BYTES:
         raise InvalidField(
             f"{at}.metadata_json", f"{len(task.metadata_json)} characters", f"at most {limits.MAX_METADATA_BYTES} bytes"
         )
@@ -58,6 +57,7 @@ def new_task(at: str, task: pb.Task) -> ops.NewTask:
         spec=task.SerializeToString(),
         expected_tokens=fields.number(task.expected_tokens, f"{at}.expected_tokens", 0, 1 << 31),
     )
+        metadata=metadata if len(metadata) <= limits.MAX_RECORDED_METADATA_BYTES else b"",
 
 
 def _check_prompt(at: str, task: pb.Task) -> None:

@@ -2,7 +2,8 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, term, request_id, expected_cursor, cursor, feeder_state, tasks}; a task is
---         {task_id ('' asks for one), priority, spec, environment, expected_tokens (0: unknown)}
+--         {task_id ('' asks for one), priority, spec, environment, expected_tokens (0: unknown), metadata (for the
+--         recording)}
 -- Replies {'submitted', revision, cursor, pending, task_ids}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'run_paused' | 'cursor_conflict' |
 --         'pending_full', ...}
@@ -80,10 +81,13 @@ if policy.longest_first == 1 then
 end
 for _, index in ipairs(places) do
   state.sequence = state.sequence + 1
-  local _, priority, spec, environment = unpack(submitted[index], 1, 4)
+  local _, priority, spec, environment, _, metadata = unpack(submitted[index], 1, 6)
   local made = Tasks.new(state.sequence, priority, environment)
   Tasks.add(ctx, task_ids[index], made)
   call('HSET', key('specs'), task_ids[index], spec)
+  if metadata ~= '' then
+    Run.record(ctx, 'submitted', {ctx.now, task_ids[index], metadata})
+  end
 end
 for environment in pairs(new_environments) do
   Environments.know(ctx, environment)

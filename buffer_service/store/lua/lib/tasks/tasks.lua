@@ -275,6 +275,7 @@ function Tasks.expire_leases(ctx, name, limit)
   for _, member in ipairs(due) do
     local task_id = Tasks.id_of_entry(member)
     local task = Tasks.load(task_id)
+  Run.record(ctx, 'failed', {ctx.now, format('%s/%d', task_id, task.incarnation), task.error})
     if task then
       Tasks.count(ctx, task, 'leases_expired')
       Tasks.fail_attempt(ctx, task_id, task, 'lease expired')
