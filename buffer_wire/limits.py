@@ -20,6 +20,14 @@ MAX_TASKS_PER_SUBMIT = 4_096
 MAX_LEASES_PER_REQUEST = 256
 MAX_PARTS_OF_HEARTBEAT = 256
 MAX_GROUPS_PER_BUNDLE = 1_024
+MAX_BLOB_BYTES = 8 << 20
+"""Largest blob, and so the largest encoded image of one, in bytes."""
+MAX_BLOBS_BYTES = 1 << 30
+"""Bytes of all blobs of a run together."""
+MAX_IMAGES = 64
+"""Most images of one prompt."""
+MAX_PARTS_OF_MESSAGE = 256
+MAX_LOCATION_CHARS = 2_048
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_PLAN_BYTES = 1 << 20
 MAX_FEEDER_STATE_BYTES = 64 << 10
@@ -36,6 +44,7 @@ MAX_SEED = MAX_INTEGER
 TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 COLUMN_NAME = re.compile(r"[a-z0-9_]{1,64}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Control characters, refused in names, ids, paths and addresses: these become keys, labels, headers and file names."""
 

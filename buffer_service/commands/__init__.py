@@ -13,7 +13,7 @@ from buffer_service.commands.inspection import list_groups, list_steps, list_tas
 from buffer_service.commands.publishing import plan_collective, publish, report_engine, weights
 from buffer_service.commands.runs import continue_run, drain_run, note_client, pause_run, update_policy, view
 from buffer_service.commands.steering import decide, situation
-from buffer_service.commands.tasks import extend, give_back, submit
+from buffer_service.commands.tasks import extend, give_back, read_blob, submit, write_blob
 
 __all__ = [
     "abandon_push",
@@ -37,6 +37,7 @@ __all__ = [
     "plan_collective",
     "publish",
     "pull",
+    "read_blob",
     "report_engine",
     "report_lost",
     "resume",
@@ -47,4 +48,5 @@ __all__ = [
     "update_policy",
     "view",
     "weights",
+    "write_blob",
 ]

@@ -115,6 +115,8 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
     "evaluation_version": lambda _run_id, version, published: errors.InvalidField(
         "version", version, f"{published}, the published version, or an earlier one whose manifest the run still has"
     ),
+    "unknown_blob": errors.UnknownBlob,
+    "blobs_full": lambda _run_id, value, limit: errors.BlobsFull(value, limit),
     "page_of_other_shards": lambda _run_id, step: errors.InvalidField(
         "page_token", f"a page of step {step}", "a token from after the last resume and split over ranks; list it anew"
     ),

@@ -1,10 +1,13 @@
 """Commands on tasks and leases."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from buffer_service.commands.replies import pack, text
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command, Fields
+from buffer_service.domain.ops import Buffer
+from buffer_wire import limits
 from buffer_wire.payloads.keys import new_nonce, part_count, payload_key
 from buffer_wire.revision import NO_REVISION, Revision
 
@@ -80,6 +83,23 @@ def give_back(
         packed.append((given.lease_id, given.kind.value, given.error, key, head.term, head.version, given.tokens))
     arguments = pack(seen_revision, worker_id, instance_id, packed)
     return Command(run_id, "give_back", arguments, _returned, payloads)
+
+
+def write_blob(
+    run_id: str, sha256: str, data: Buffer, *, seen_revision: Revision = NO_REVISION
+) -> Command[ops.WrittenBlob]:
+    """Keep a blob, once. Raises BlobsFull."""
+    arguments = pack(seen_revision, sha256, bytes(data), limits.MAX_BLOBS_BYTES)
+    return Command(run_id, "write_blob", arguments, lambda _, fields: ops.WrittenBlob(*fields))
+
+
+def read_blob(run_id: str, sha256: str) -> Command[bytes]:
+    """The bytes of a blob. Raises UnknownBlob."""
+
+    def read(_tag: str, fields: Fields) -> bytes:
+        return cast("bytes", fields[0])
+
+    return Command(run_id, "read_blob", pack(sha256), read, reads=True, acknowledges=False)
 
 
 def _submitted(_tag: str, fields: Fields) -> ops.Submitted:

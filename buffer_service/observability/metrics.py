@@ -97,8 +97,10 @@ class RpcMetrics:
         self._aged = {method: aged.labels(method) for method in ("PushGroups", "WatchWeights")}
         self._tally = Tally()
         # Looking up a label costs more than counting.
-        self._received = {method: received.labels(method) for method in ("PushGroups", "PushGroup", "WritePayload")}
-        self._sent = {method: sent.labels(method) for method in ("PullBatch", "ReadPayload")}
+        self._received = {
+            method: received.labels(method) for method in ("PushGroups", "PushGroup", "WritePayload", "WriteBlob")
+        }
+        self._sent = {method: sent.labels(method) for method in ("PullBatch", "ReadPayload", "ReadBlob")}
         self._direct = {method: direct.labels(method) for method in ("PushGroups", "PushGroup", "PullBatch")}
         self._lost = {found: lost.labels(found) for found in FOUND}
         self._pushed = {kind: pushed.labels(kind.value) for kind in ops.PushKind if kind not in OF_RESULTS}

@@ -31,6 +31,7 @@ from buffer_service.rpc.servicers.evaluations import EvaluationServicer
 from buffer_service.rpc.servicers.groups import GroupServicer
 from buffer_service.rpc.servicers.inspection import InspectServicer
 from buffer_service.rpc.servicers.payloads import PayloadServicer
+from buffer_service.rpc.streams.blobs import Blobs
 from buffer_service.rpc.streams.parts import PartStreams
 from buffer_service.rpc.streams.pull import PullStream
 from buffer_service.rpc.streams.push import PushParts
@@ -124,7 +125,8 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     pulls = PullStream(store, lines, outgoing, metrics, settings.direct_from_bytes, settings.max_message_bytes)
     batches = loop.BatchServicer(store, pulls, slots)
     parts = PartStreams(store, Incoming(incoming), outgoing, budget, drain, metrics, limits)
-    payloads = PayloadServicer(store, settings, parts, slots)
+    blobs = Blobs(store, Incoming(incoming), outgoing, drain, metrics)
+    payloads = PayloadServicer(store, settings, parts, blobs, slots)
     weights = loop.WeightServicer(store, WeightsFeed(store, lines, ages))
     server.add_generic_rpc_handlers(
         (_group_handlers(groups), _payload_handlers(payloads), _batch_handlers(batches), _weight_handlers(weights))
@@ -170,6 +172,9 @@ def _payload_handlers(payloads: PayloadServicer) -> "grpc.GenericRpcHandler[Any,
                 payloads.ReadPayload,
                 payloads_pb2.ReadPayloadRequest.FromString,
             ),
+            # As PushGroup.
+            "WriteBlob": grpc.stream_unary_rpc_method_handler(payloads.WriteBlob),
+            "ReadBlob": grpc.unary_unary_rpc_method_handler(payloads.ReadBlob, payloads_pb2.ReadBlobRequest.FromString),
         },
     )
 

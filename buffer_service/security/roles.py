@@ -77,6 +77,8 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
         "GetReadAccess": _TRAINER,
         "WritePayload": _PUSH,
         "ReadPayload": _TRAINER,
+        "WriteBlob": _rule(Role.TRAINER, run_at=RunAt.BYTES),
+        "ReadBlob": _rule(Role.WORKER, Role.TRAINER),
     },
     "BatchService": {
         # It may commit and checkpoint too, so its roles are those of the two.

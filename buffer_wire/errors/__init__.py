@@ -6,6 +6,7 @@
     │   ├── InvalidPolicy                  a policy under which the run could not progress
     │   ├── UnknownRun / RunExists / UnprovenRevision
     │   ├── UnknownLease / UnknownTask / UnknownGroup
+    │   ├── UnknownBlob / BlobsFull
     │   ├── UnknownEvaluation / EvaluationExists / EvaluationsFull
     │   └── StepAhead / WorldSizeMismatch / NotCommitted / VersionConflict / CursorConflict
     ├── AccessRefused                      who calls is not known, or may not
@@ -36,6 +37,7 @@ from buffer_wire.errors.base import (
     RolloutBufferError,
 )
 from buffer_wire.errors.requests import (
+    BlobsFull,
     CursorConflict,
     EvaluationExists,
     EvaluationsFull,
@@ -45,6 +47,7 @@ from buffer_wire.errors.requests import (
     NotCommitted,
     RunExists,
     StepAhead,
+    UnknownBlob,
     UnknownEvaluation,
     UnknownGroup,
     UnknownLease,
@@ -81,6 +84,7 @@ from buffer_wire.errors.stores import (
 __all__ = [
     "AccessRefused",
     "BatchNotReady",
+    "BlobsFull",
     "CollectiveFailed",
     "CursorConflict",
     "EvaluationExists",
@@ -111,6 +115,7 @@ __all__ = [
     "StoreUnavailable",
     "StoreUnsuitable",
     "Unauthenticated",
+    "UnknownBlob",
     "UnknownEvaluation",
     "UnknownGroup",
     "UnknownLease",

@@ -144,6 +144,30 @@ class EvaluationsFull(InvalidRequest):
         )
 
 
+class UnknownBlob(InvalidRequest):
+    """The run has no blob of that SHA-256. Attributes: run_id, sha256."""
+
+    reason = "unknown_blob"
+    code = "NOT_FOUND"
+
+    def __init__(self, run_id: str, sha256: str) -> None:
+        super().__init__(f"run {run_id!r} has no blob of SHA-256 {sha256!r}", run_id=run_id, sha256=sha256)
+
+
+class BlobsFull(InvalidRequest):
+    """The blobs of a run would have more bytes than they may. Attributes: value, limit."""
+
+    reason = "blobs_full"
+    code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, value: int, limit: int) -> None:
+        super().__init__(
+            f"the run's blobs would have {value} bytes and the limit is {limit}; name images by URL or path",
+            value=value,
+            limit=limit,
+        )
+
+
 class StepAhead(InvalidRequest):
     """A step was named before its turn. Attributes: step, next_step."""
 

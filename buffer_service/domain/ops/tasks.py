@@ -45,6 +45,15 @@ class Submitted:
     pending: int
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenBlob:
+    """Result of writing a blob."""
+
+    revision: Revision
+    blob_bytes: int
+    """Bytes of all blobs of the run now."""
+
+
 class LeaseWait(StrEnum):
     """Reason why fewer leases were given than asked for."""
 

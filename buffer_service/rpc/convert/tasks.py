@@ -11,6 +11,7 @@ from buffer_wire import engine_columns, limits
 from buffer_wire.codec import split_group
 from buffer_wire.enums import members
 from buffer_wire.errors import InvalidField
+from buffer_wire.images.references import check_images, check_placeholders, check_reference
 from buffer_wire.messages import message_of
 from buffer_wire.payloads.keys import group_checksum, payload_checksum
 from rollout_buffer.v1 import tasks_pb2 as pb
@@ -73,6 +74,28 @@ def _check_prompt(at: str, task: pb.Task) -> None:
     for j, message in enumerate(task.messages):
         if message.role not in _ROLES:
             raise InvalidField(f"{at}.messages[{j}].role", message.role, "system, user, assistant or tool")
+        _check_parts(f"{at}.messages[{j}]", message)
+    if task.images and task.messages:
+        raise InvalidField(
+            f"{at}.images", f"{len(task.images)} images", "none beside messages, whose parts hold theirs"
+        )
+    check_images(f"{at}.images", task.images, len(task.prompt_token_ids))
+    check_placeholders(f"{at}.images", task.images, task.prompt_token_ids)
+    images = [part for message in task.messages for part in message.parts if part.HasField("image")]
+    fields.count(images, f"{at}.messages: images", 0, limits.MAX_IMAGES)
+
+
+def _check_parts(at: str, message: pb.ChatMessage) -> None:
+    if message.parts and message.content:
+        raise InvalidField(f"{at}.parts", f"{len(message.parts)} parts", "none beside content")
+    fields.count(message.parts, f"{at}.parts", 0, limits.MAX_PARTS_OF_MESSAGE)
+    for i, part in enumerate(message.parts):
+        if part.HasField("image"):
+            check_reference(f"{at}.parts[{i}].image", part.image)
+            if part.image.start or part.image.tokens:
+                raise InvalidField(f"{at}.parts[{i}].image.start", part.image.start, "unset, as tokens is")
+        elif not part.HasField("text"):
+            raise InvalidField(f"{at}.parts[{i}]", "empty", "text or an image")
 
 
 def _check_sampling(at: str, sampling: pb.SamplingParams) -> None:

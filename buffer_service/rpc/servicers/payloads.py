@@ -15,6 +15,7 @@ from buffer_service.rpc.convert import fields
 from buffer_service.rpc.flow.budget import StreamSlots
 from buffer_service.rpc.flow.room import RawContext
 from buffer_service.rpc.payload_addresses import Offer, offer
+from buffer_service.rpc.streams.blobs import Blobs
 from buffer_service.rpc.streams.parts import PartStreams
 from buffer_service.rpc_settings import RpcSettings
 from buffer_service.security.gate import caller
@@ -44,6 +45,7 @@ class PayloadServicer:
     store: RunStore
     settings: RpcSettings
     parts: PartStreams
+    blobs: Blobs
     slots: StreamSlots
 
     async def GetWriteAccess(self, request: pb.PayloadAccessRequest, context: Context) -> pb.PayloadAccess:
@@ -64,6 +66,17 @@ class PayloadServicer:
         """Send the parts of a payload to a client that cannot reach the store."""
         with self.slots.slot(caller().token_id):
             await self.parts.read(request, context)
+
+    async def WriteBlob(self, _requests: AsyncIterator[bytes], context: RawContext) -> bytes:
+        """Keep a blob, of a unary call that is read as a stream of one message: only when there is room for it."""
+        with self.slots.slot(caller().token_id):
+            written = await self.blobs.write(context)
+        return fields.reply(pb.WriteBlobResponse, written).SerializeToString()
+
+    async def ReadBlob(self, request: pb.ReadBlobRequest, _context: Context) -> bytes:
+        """Read a blob."""
+        with self.slots.slot(caller().token_id):
+            return await self.blobs.read(request)
 
     async def _access(
         self, request: pb.PayloadAccessRequest, context: Context, direction: Direction, named: str

@@ -25,31 +25,39 @@ _sym_db = _symbol_database.Default()
 from rollout_buffer.v1 import common_pb2 as rollout__buffer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rollout_buffer/v1/payloads.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\"`\n\x13WritePayloadRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x13\n\x0bpayload_key\x18\x02 \x01(\t\x12\x0c\n\x04part\x18\x03 \x01(\x0c\"-\n\x14WritePayloadResponse\x12\x15\n\rwritten_bytes\x18\x01 \x01(\x04\"Q\n\x12ReadPayloadRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x13\n\x0bpayload_key\x18\x02 \x01(\t\"#\n\x13ReadPayloadResponse\x12\x0c\n\x04part\x18\x01 \x01(\x0c\"x\n\x14PayloadAccessRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x0f\n\x07trouble\x18\x03 \x01(\t\x12\x14\n\x0cknows_shards\x18\x04 \x01(\x08\"J\n\x0cStoreAddress\x12\x11\n\tunix_path\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0b\n\x03tls\x18\x04 \x01(\x08\"(\n\tSlotRange\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0c\n\x04last\x18\x02 \x01(\r\"k\n\nStoreShard\x12\x30\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x1f.rollout_buffer.v1.StoreAddress\x12+\n\x05slots\x18\x02 \x03(\x0b\x32\x1c.rollout_buffer.v1.SlotRange\"\xb5\x02\n\rPayloadAccess\x12\x32\n\taddresses\x18\x01 \x03(\x0b\x32\x1f.rollout_buffer.v1.StoreAddress\x12\x10\n\x08username\x18\x02 \x01(\t\x12\x10\n\x08password\x18\x03 \x01(\t\x12\x10\n\x08\x64\x61tabase\x18\x04 \x01(\r\x12\x17\n\x0f\x61uthorities_pem\x18\x05 \x01(\x0c\x12\x19\n\x11\x64irect_from_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bunpushed_ms\x18\x07 \x01(\r\x12\x10\n\x08valid_ms\x18\x08 \x01(\r\x12\x17\n\x0frelayed_because\x18\t \x01(\t\x12\x17\n\x0fmax_group_bytes\x18\n \x01(\x04\x12-\n\x06shards\x18\x0b \x03(\x0b\x32\x1d.rollout_buffer.v1.StoreShard2\x8c\x03\n\x0ePayloadService\x12[\n\x0eGetWriteAccess\x12\'.rollout_buffer.v1.PayloadAccessRequest\x1a .rollout_buffer.v1.PayloadAccess\x12Z\n\rGetReadAccess\x12\'.rollout_buffer.v1.PayloadAccessRequest\x1a .rollout_buffer.v1.PayloadAccess\x12\x61\n\x0cWritePayload\x12&.rollout_buffer.v1.WritePayloadRequest\x1a\'.rollout_buffer.v1.WritePayloadResponse(\x01\x12^\n\x0bReadPayload\x12%.rollout_buffer.v1.ReadPayloadRequest\x1a&.rollout_buffer.v1.ReadPayloadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rollout_buffer/v1/payloads.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\"X\n\x10WriteBlobRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"Q\n\x11WriteBlobResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t\x12\x12\n\nblob_bytes\x18\x03 \x01(\x04\"I\n\x0fReadBlobRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0e\n\x06sha256\x18\x02 \x01(\t\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"`\n\x13WritePayloadRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x13\n\x0bpayload_key\x18\x02 \x01(\t\x12\x0c\n\x04part\x18\x03 \x01(\x0c\"-\n\x14WritePayloadResponse\x12\x15\n\rwritten_bytes\x18\x01 \x01(\x04\"Q\n\x12ReadPayloadRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x13\n\x0bpayload_key\x18\x02 \x01(\t\"#\n\x13ReadPayloadResponse\x12\x0c\n\x04part\x18\x01 \x01(\x0c\"x\n\x14PayloadAccessRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x0f\n\x07trouble\x18\x03 \x01(\t\x12\x14\n\x0cknows_shards\x18\x04 \x01(\x08\"J\n\x0cStoreAddress\x12\x11\n\tunix_path\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0b\n\x03tls\x18\x04 \x01(\x08\"(\n\tSlotRange\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0c\n\x04last\x18\x02 \x01(\r\"k\n\nStoreShard\x12\x30\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x1f.rollout_buffer.v1.StoreAddress\x12+\n\x05slots\x18\x02 \x03(\x0b\x32\x1c.rollout_buffer.v1.SlotRange\"\xb5\x02\n\rPayloadAccess\x12\x32\n\taddresses\x18\x01 \x03(\x0b\x32\x1f.rollout_buffer.v1.StoreAddress\x12\x10\n\x08username\x18\x02 \x01(\t\x12\x10\n\x08password\x18\x03 \x01(\t\x12\x10\n\x08\x64\x61tabase\x18\x04 \x01(\r\x12\x17\n\x0f\x61uthorities_pem\x18\x05 \x01(\x0c\x12\x19\n\x11\x64irect_from_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bunpushed_ms\x18\x07 \x01(\r\x12\x10\n\x08valid_ms\x18\x08 \x01(\r\x12\x17\n\x0frelayed_because\x18\t \x01(\t\x12\x17\n\x0fmax_group_bytes\x18\n \x01(\x04\x12-\n\x06shards\x18\x0b \x03(\x0b\x32\x1d.rollout_buffer.v1.StoreShard2\xb9\x04\n\x0ePayloadService\x12[\n\x0eGetWriteAccess\x12\'.rollout_buffer.v1.PayloadAccessRequest\x1a .rollout_buffer.v1.PayloadAccess\x12Z\n\rGetReadAccess\x12\'.rollout_buffer.v1.PayloadAccessRequest\x1a .rollout_buffer.v1.PayloadAccess\x12\x61\n\x0cWritePayload\x12&.rollout_buffer.v1.WritePayloadRequest\x1a\'.rollout_buffer.v1.WritePayloadResponse(\x01\x12^\n\x0bReadPayload\x12%.rollout_buffer.v1.ReadPayloadRequest\x1a&.rollout_buffer.v1.ReadPayloadResponse0\x01\x12V\n\tWriteBlob\x12#.rollout_buffer.v1.WriteBlobRequest\x1a$.rollout_buffer.v1.WriteBlobResponse\x12S\n\x08ReadBlob\x12\".rollout_buffer.v1.ReadBlobRequest\x1a#.rollout_buffer.v1.ReadBlobResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollout_buffer.v1.payloads_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WRITEPAYLOADREQUEST']._serialized_start=87
-  _globals['_WRITEPAYLOADREQUEST']._serialized_end=183
-  _globals['_WRITEPAYLOADRESPONSE']._serialized_start=185
-  _globals['_WRITEPAYLOADRESPONSE']._serialized_end=230
-  _globals['_READPAYLOADREQUEST']._serialized_start=232
-  _globals['_READPAYLOADREQUEST']._serialized_end=313
-  _globals['_READPAYLOADRESPONSE']._serialized_start=315
-  _globals['_READPAYLOADRESPONSE']._serialized_end=350
-  _globals['_PAYLOADACCESSREQUEST']._serialized_start=352
-  _globals['_PAYLOADACCESSREQUEST']._serialized_end=472
-  _globals['_STOREADDRESS']._serialized_start=474
-  _globals['_STOREADDRESS']._serialized_end=548
-  _globals['_SLOTRANGE']._serialized_start=550
-  _globals['_SLOTRANGE']._serialized_end=590
-  _globals['_STORESHARD']._serialized_start=592
-  _globals['_STORESHARD']._serialized_end=699
-  _globals['_PAYLOADACCESS']._serialized_start=702
-  _globals['_PAYLOADACCESS']._serialized_end=1011
-  _globals['_PAYLOADSERVICE']._serialized_start=1014
-  _globals['_PAYLOADSERVICE']._serialized_end=1410
+  _globals['_WRITEBLOBREQUEST']._serialized_start=87
+  _globals['_WRITEBLOBREQUEST']._serialized_end=175
+  _globals['_WRITEBLOBRESPONSE']._serialized_start=177
+  _globals['_WRITEBLOBRESPONSE']._serialized_end=258
+  _globals['_READBLOBREQUEST']._serialized_start=260
+  _globals['_READBLOBREQUEST']._serialized_end=333
+  _globals['_READBLOBRESPONSE']._serialized_start=335
+  _globals['_READBLOBRESPONSE']._serialized_end=367
+  _globals['_WRITEPAYLOADREQUEST']._serialized_start=369
+  _globals['_WRITEPAYLOADREQUEST']._serialized_end=465
+  _globals['_WRITEPAYLOADRESPONSE']._serialized_start=467
+  _globals['_WRITEPAYLOADRESPONSE']._serialized_end=512
+  _globals['_READPAYLOADREQUEST']._serialized_start=514
+  _globals['_READPAYLOADREQUEST']._serialized_end=595
+  _globals['_READPAYLOADRESPONSE']._serialized_start=597
+  _globals['_READPAYLOADRESPONSE']._serialized_end=632
+  _globals['_PAYLOADACCESSREQUEST']._serialized_start=634
+  _globals['_PAYLOADACCESSREQUEST']._serialized_end=754
+  _globals['_STOREADDRESS']._serialized_start=756
+  _globals['_STOREADDRESS']._serialized_end=830
+  _globals['_SLOTRANGE']._serialized_start=832
+  _globals['_SLOTRANGE']._serialized_end=872
+  _globals['_STORESHARD']._serialized_start=874
+  _globals['_STORESHARD']._serialized_end=981
+  _globals['_PAYLOADACCESS']._serialized_start=984
+  _globals['_PAYLOADACCESS']._serialized_end=1293
+  _globals['_PAYLOADSERVICE']._serialized_start=1296
+  _globals['_PAYLOADSERVICE']._serialized_end=1865
 # @@protoc_insertion_point(module_scope)

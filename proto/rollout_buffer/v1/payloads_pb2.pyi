@@ -24,6 +24,104 @@ else:
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class WriteBlobRequest(google.protobuf.message.Message):
+    """Request of WriteBlob."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    sha256: builtins.str
+    """SHA-256 of the bytes, 64 digits of lower-case hex; the service checks it."""
+    data: builtins.bytes
+    """The bytes, 1 byte to 8 MiB. A run's blobs have at most 1 GiB together: then the call fails with `blobs_full`."""
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+        sha256: builtins.str = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "run", b"run", "sha256", b"sha256"]) -> None: ...
+
+Global___WriteBlobRequest: typing_extensions.TypeAlias = WriteBlobRequest
+
+@typing.final
+class WriteBlobResponse(google.protobuf.message.Message):
+    """Reply of WriteBlob."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: builtins.int
+    REVISION_PROOF_FIELD_NUMBER: builtins.int
+    BLOB_BYTES_FIELD_NUMBER: builtins.int
+    revision: builtins.int
+    """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
+    revision_proof: builtins.str
+    """Proof that the service gave this revision out; sent back with it in RunRef.seen_proof."""
+    blob_bytes: builtins.int
+    """Bytes of all blobs of the run now."""
+    def __init__(
+        self,
+        *,
+        revision: builtins.int = ...,
+        revision_proof: builtins.str = ...,
+        blob_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blob_bytes", b"blob_bytes", "revision", b"revision", "revision_proof", b"revision_proof"]) -> None: ...
+
+Global___WriteBlobResponse: typing_extensions.TypeAlias = WriteBlobResponse
+
+@typing.final
+class ReadBlobRequest(google.protobuf.message.Message):
+    """Request of ReadBlob."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    sha256: builtins.str
+    """SHA-256 of the blob, 64 digits of lower-case hex."""
+    @property
+    def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
+        """The run."""
+
+    def __init__(
+        self,
+        *,
+        run: rollout_buffer.v1.common_pb2.RunRef | None = ...,
+        sha256: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["run", b"run", "sha256", b"sha256"]) -> None: ...
+
+Global___ReadBlobRequest: typing_extensions.TypeAlias = ReadBlobRequest
+
+@typing.final
+class ReadBlobResponse(google.protobuf.message.Message):
+    """Reply of ReadBlob."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """The bytes, whose SHA-256 the reader checks."""
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data"]) -> None: ...
+
+Global___ReadBlobResponse: typing_extensions.TypeAlias = ReadBlobResponse
+
+@typing.final
 class WritePayloadRequest(google.protobuf.message.Message):
     """Message of WritePayload: one part. Parts come in order, each of 2 MiB but the last."""
 

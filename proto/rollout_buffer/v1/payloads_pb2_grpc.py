@@ -55,6 +55,16 @@ class PayloadServiceStub(object):
                 request_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadRequest.SerializeToString,
                 response_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadResponse.FromString,
                 _registered_method=True)
+        self.WriteBlob = channel.unary_unary(
+                '/rollout_buffer.v1.PayloadService/WriteBlob',
+                request_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.WriteBlobRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.WriteBlobResponse.FromString,
+                _registered_method=True)
+        self.ReadBlob = channel.unary_unary(
+                '/rollout_buffer.v1.PayloadService/ReadBlob',
+                request_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadBlobRequest.SerializeToString,
+                response_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadBlobResponse.FromString,
+                _registered_method=True)
 
 
 class PayloadServiceServicer(object):
@@ -91,6 +101,21 @@ class PayloadServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WriteBlob(self, request, context):
+        """Keeps a blob, as an image of prompts, for as long as the run is there. Tasks and groups name it by its SHA-256, and
+        any number of them share it. One that is there already is not written again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadBlob(self, request, context):
+        """Reads a blob. Fails with `unknown_blob` where there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PayloadServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +138,16 @@ def add_PayloadServiceServicer_to_server(servicer, server):
                     servicer.ReadPayload,
                     request_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadRequest.FromString,
                     response_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadResponse.SerializeToString,
+            ),
+            'WriteBlob': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteBlob,
+                    request_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.WriteBlobRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.WriteBlobResponse.SerializeToString,
+            ),
+            'ReadBlob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadBlob,
+                    request_deserializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadBlobRequest.FromString,
+                    response_serializer=rollout__buffer_dot_v1_dot_payloads__pb2.ReadBlobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -224,6 +259,60 @@ class PayloadService(object):
             '/rollout_buffer.v1.PayloadService/ReadPayload',
             rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadRequest.SerializeToString,
             rollout__buffer_dot_v1_dot_payloads__pb2.ReadPayloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteBlob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout_buffer.v1.PayloadService/WriteBlob',
+            rollout__buffer_dot_v1_dot_payloads__pb2.WriteBlobRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_payloads__pb2.WriteBlobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadBlob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout_buffer.v1.PayloadService/ReadBlob',
+            rollout__buffer_dot_v1_dot_payloads__pb2.ReadBlobRequest.SerializeToString,
+            rollout__buffer_dot_v1_dot_payloads__pb2.ReadBlobResponse.FromString,
             options,
             channel_credentials,
             insecure,

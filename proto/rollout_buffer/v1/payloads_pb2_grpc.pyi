@@ -93,7 +93,39 @@ _PayloadServiceReadPayloadType = typing_extensions.TypeVar(
     ],
 )
 
-class PayloadServiceStub(typing.Generic[_PayloadServiceGetWriteAccessType, _PayloadServiceGetReadAccessType, _PayloadServiceWritePayloadType, _PayloadServiceReadPayloadType]):
+_PayloadServiceWriteBlobType = typing_extensions.TypeVar(
+    '_PayloadServiceWriteBlobType',
+    grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.WriteBlobRequest,
+        rollout_buffer.v1.payloads_pb2.WriteBlobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.WriteBlobRequest,
+        rollout_buffer.v1.payloads_pb2.WriteBlobResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.WriteBlobRequest,
+        rollout_buffer.v1.payloads_pb2.WriteBlobResponse,
+    ],
+)
+
+_PayloadServiceReadBlobType = typing_extensions.TypeVar(
+    '_PayloadServiceReadBlobType',
+    grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.ReadBlobRequest,
+        rollout_buffer.v1.payloads_pb2.ReadBlobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.ReadBlobRequest,
+        rollout_buffer.v1.payloads_pb2.ReadBlobResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.ReadBlobRequest,
+        rollout_buffer.v1.payloads_pb2.ReadBlobResponse,
+    ],
+)
+
+class PayloadServiceStub(typing.Generic[_PayloadServiceGetWriteAccessType, _PayloadServiceGetReadAccessType, _PayloadServiceWritePayloadType, _PayloadServiceReadPayloadType, _PayloadServiceWriteBlobType, _PayloadServiceReadBlobType]):
     """Used by rollout workers and trainers at the start, before an access ends, and when one fails."""
 
     @typing.overload
@@ -113,6 +145,14 @@ class PayloadServiceStub(typing.Generic[_PayloadServiceGetWriteAccessType, _Payl
         grpc.UnaryStreamMultiCallable[
             rollout_buffer.v1.payloads_pb2.ReadPayloadRequest,
             rollout_buffer.v1.payloads_pb2.ReadPayloadResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.payloads_pb2.WriteBlobRequest,
+            rollout_buffer.v1.payloads_pb2.WriteBlobResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.payloads_pb2.ReadBlobRequest,
+            rollout_buffer.v1.payloads_pb2.ReadBlobResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -134,6 +174,14 @@ class PayloadServiceStub(typing.Generic[_PayloadServiceGetWriteAccessType, _Payl
             rollout_buffer.v1.payloads_pb2.ReadPayloadRequest,
             rollout_buffer.v1.payloads_pb2.ReadPayloadResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.payloads_pb2.WriteBlobRequest,
+            rollout_buffer.v1.payloads_pb2.WriteBlobResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            rollout_buffer.v1.payloads_pb2.ReadBlobRequest,
+            rollout_buffer.v1.payloads_pb2.ReadBlobResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetWriteAccess: _PayloadServiceGetWriteAccessType
@@ -152,6 +200,14 @@ class PayloadServiceStub(typing.Generic[_PayloadServiceGetWriteAccessType, _Payl
     whole against its key.
     """
 
+    WriteBlob: _PayloadServiceWriteBlobType
+    """Keeps a blob, as an image of prompts, for as long as the run is there. Tasks and groups name it by its SHA-256, and
+    any number of them share it. One that is there already is not written again.
+    """
+
+    ReadBlob: _PayloadServiceReadBlobType
+    """Reads a blob. Fails with `unknown_blob` where there is none."""
+
 PayloadServiceAsyncStub: typing_extensions.TypeAlias = PayloadServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         rollout_buffer.v1.payloads_pb2.PayloadAccessRequest,
@@ -168,6 +224,14 @@ PayloadServiceAsyncStub: typing_extensions.TypeAlias = PayloadServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         rollout_buffer.v1.payloads_pb2.ReadPayloadRequest,
         rollout_buffer.v1.payloads_pb2.ReadPayloadResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.WriteBlobRequest,
+        rollout_buffer.v1.payloads_pb2.WriteBlobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        rollout_buffer.v1.payloads_pb2.ReadBlobRequest,
+        rollout_buffer.v1.payloads_pb2.ReadBlobResponse,
     ],
 ]
 
@@ -209,5 +273,23 @@ class PayloadServiceServicer(metaclass=abc.ABCMeta):
         """Reads the parts of a payload that a pull has named, for a client that cannot reach the store. The client checks the
         whole against its key.
         """
+
+    @abc.abstractmethod
+    def WriteBlob(
+        self,
+        request: rollout_buffer.v1.payloads_pb2.WriteBlobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_buffer.v1.payloads_pb2.WriteBlobResponse, collections.abc.Awaitable[rollout_buffer.v1.payloads_pb2.WriteBlobResponse]]:
+        """Keeps a blob, as an image of prompts, for as long as the run is there. Tasks and groups name it by its SHA-256, and
+        any number of them share it. One that is there already is not written again.
+        """
+
+    @abc.abstractmethod
+    def ReadBlob(
+        self,
+        request: rollout_buffer.v1.payloads_pb2.ReadBlobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_buffer.v1.payloads_pb2.ReadBlobResponse, collections.abc.Awaitable[rollout_buffer.v1.payloads_pb2.ReadBlobResponse]]:
+        """Reads a blob. Fails with `unknown_blob` where there is none."""
 
 def add_PayloadServiceServicer_to_server(servicer: PayloadServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

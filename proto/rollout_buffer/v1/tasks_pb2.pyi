@@ -73,6 +73,8 @@ class _LeaseWaitEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """The engine is quarantined."""
     LEASE_WAIT_DRAINING: _LeaseWait.ValueType  # 7
     """The run is being drained: there will be no more work for the queue unless an operator continues it."""
+    LEASE_WAIT_RATE_LIMITED: _LeaseWait.ValueType  # 8
+    """Every pending task that is not backing off is of an environment whose starts_per_minute are used up: waits on time."""
 
 class LeaseWait(_LeaseWait, metaclass=_LeaseWaitEnumTypeWrapper):
     """Reason why a lease request was answered with nothing, or with less than asked."""
@@ -96,6 +98,8 @@ LEASE_WAIT_QUARANTINED: LeaseWait.ValueType  # 6
 """The engine is quarantined."""
 LEASE_WAIT_DRAINING: LeaseWait.ValueType  # 7
 """The run is being drained: there will be no more work for the queue unless an operator continues it."""
+LEASE_WAIT_RATE_LIMITED: LeaseWait.ValueType  # 8
+"""Every pending task that is not backing off is of an environment whose starts_per_minute are used up: waits on time."""
 Global___LeaseWait: typing_extensions.TypeAlias = LeaseWait
 
 class _LeaseState:
@@ -186,19 +190,51 @@ class ChatMessage(google.protobuf.message.Message):
 
     ROLE_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     role: builtins.str
     """Role of the writer: "system", "user", "assistant" or "tool"."""
     content: builtins.str
     """Text of the message."""
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
+        """Parts of a message with images, at most 256, in place of `content`."""
+
     def __init__(
         self,
         *,
         role: builtins.str = ...,
         content: builtins.str = ...,
+        parts: collections.abc.Iterable[Global___ContentPart] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["content", b"content", "role", b"role"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "parts", b"parts", "role", b"role"]) -> None: ...
 
 Global___ChatMessage: typing_extensions.TypeAlias = ChatMessage
+
+@typing.final
+class ContentPart(google.protobuf.message.Message):
+    """Part of a message: text, or an image."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    IMAGE_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    """Text."""
+    @property
+    def image(self) -> rollout_buffer.v1.groups_pb2.ImageRef:
+        """Image, without `start` and `tokens`, which the worker finds out."""
+
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+        image: rollout_buffer.v1.groups_pb2.ImageRef | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["image", b"image", "part", b"part", "text", b"text"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["image", b"image", "part", b"part", "text", b"text"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["text", "image"] | None: ...
+
+Global___ContentPart: typing_extensions.TypeAlias = ContentPart
 
 @typing.final
 class SamplingParams(google.protobuf.message.Message):
@@ -289,6 +325,10 @@ class Task(google.protobuf.message.Message):
     METADATA_JSON_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
     EXPECTED_TOKENS_FIELD_NUMBER: builtins.int
+    IMAGES_FIELD_NUMBER: builtins.int
+    GENERATE_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    REWARD_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    SAMPLE_ATTEMPTS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Id of the task, 1 to 128 characters of [A-Za-z0-9._:-]; empty: the run's sequence supplies one."""
     group_size: builtins.int
@@ -303,6 +343,14 @@ class Task(google.protobuf.message.Message):
     """Length that the group's longest response is expected to have, in tokens, 1 to 2^31; 0 (default): unknown. See
     longest_first of the policy.
     """
+    generate_timeout_ms: builtins.int
+    """Longest time for the group's samples on an engine, in milliseconds, at most 86,400,000. 0 (default): what the worker
+    allows the environment. So do the next two.
+    """
+    reward_timeout_ms: builtins.int
+    """Longest time for the group's rewards, in milliseconds, at most 86,400,000."""
+    sample_attempts: builtins.int
+    """Attempts of one sample under one lease, at most 100."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt as token ids (at most 1,048,576). Exactly one of prompt_token_ids and messages is set."""
@@ -321,6 +369,12 @@ class Task(google.protobuf.message.Message):
         "routed_experts", and one "top_logprobs_K" with K from 1 to 1,024.
         """
 
+    @property
+    def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rollout_buffer.v1.groups_pb2.ImageRef]:
+        """Images of prompt_token_ids, at most 64, in order and without overlap: `tokens` of each are in the prompt already, as
+        a processor of the model expands them. Those of `messages` are in their parts.
+        """
+
     def __init__(
         self,
         *,
@@ -334,9 +388,13 @@ class Task(google.protobuf.message.Message):
         metadata_json: builtins.str = ...,
         columns: collections.abc.Iterable[builtins.str] | None = ...,
         expected_tokens: builtins.int = ...,
+        images: collections.abc.Iterable[rollout_buffer.v1.groups_pb2.ImageRef] | None = ...,
+        generate_timeout_ms: builtins.int = ...,
+        reward_timeout_ms: builtins.int = ...,
+        sample_attempts: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "expected_tokens", b"expected_tokens", "group_size", b"group_size", "messages", b"messages", "metadata_json", b"metadata_json", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "task_id", b"task_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "expected_tokens", b"expected_tokens", "generate_timeout_ms", b"generate_timeout_ms", "group_size", b"group_size", "images", b"images", "messages", b"messages", "metadata_json", b"metadata_json", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "reward_timeout_ms", b"reward_timeout_ms", "sample_attempts", b"sample_attempts", "sampling", b"sampling", "task_id", b"task_id"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 
@@ -369,7 +427,7 @@ class SubmitTasksRequest(google.protobuf.message.Message):
 
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]:
-        """Tasks to add, 1 to 4,096."""
+        """Tasks to add, at most 4,096. None: only the cursor and the feeder's state are kept (0.1.0 refuses that)."""
 
     def __init__(
         self,
@@ -579,6 +637,8 @@ class LeaseTasksResponse(google.protobuf.message.Message):
     PUBLISHED_FIELD_NUMBER: builtins.int
     REQUIRED_VERSION_FIELD_NUMBER: builtins.int
     WANTED_FIELD_NUMBER: builtins.int
+    LIMITED_ENVIRONMENT_FIELD_NUMBER: builtins.int
+    LIMITED_FOR_MS_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
     revision_proof: builtins.str
@@ -587,6 +647,10 @@ class LeaseTasksResponse(google.protobuf.message.Message):
     """Set when fewer leases than asked were given, unless more did not fit into the reply: the next request gets them."""
     required_version: builtins.int
     """Oldest version that would be given work of the queue's now; for LEASE_WAIT_ENGINE_STALE."""
+    limited_environment: builtins.str
+    """With LEASE_WAIT_RATE_LIMITED the environment that may begin a group first."""
+    limited_for_ms: builtins.int
+    """Time until it may, in milliseconds, at least 1."""
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Lease]:
         """The leases given, at most max_tasks, and only as many as fit: their tasks and partial rollouts together take at
@@ -614,9 +678,11 @@ class LeaseTasksResponse(google.protobuf.message.Message):
         published: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
         required_version: builtins.int = ...,
         wanted: Global___WantedWeights | None = ...,
+        limited_environment: builtins.str = ...,
+        limited_for_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["published", b"published", "wanted", b"wanted"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["leases", b"leases", "published", b"published", "required_version", b"required_version", "revision", b"revision", "revision_proof", b"revision_proof", "wait", b"wait", "wanted", b"wanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["leases", b"leases", "limited_environment", b"limited_environment", "limited_for_ms", b"limited_for_ms", "published", b"published", "required_version", b"required_version", "revision", b"revision", "revision_proof", b"revision_proof", "wait", b"wait", "wanted", b"wanted"]) -> None: ...
 
 Global___LeaseTasksResponse: typing_extensions.TypeAlias = LeaseTasksResponse
 

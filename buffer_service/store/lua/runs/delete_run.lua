@@ -140,7 +140,7 @@ local names = {
   'gathered', 'tasks', 'specs', 'delayed', 'leases', 'lease_heads', 'lease_turns', 'pending_environments', 'waiting',
   'staging', 'workers', 'workers_heard', 'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'load_lags',
   'permits', 'permit_line', 'ended', 'failures', 'remembered', 'manifests', 'commits', 'record', 'eval_open',
-  'eval_leases', 'eval_manifests', 'relaying', 'weights_from', 'engine_samples', 'test_now', 'deleting',
+  'eval_leases', 'eval_manifests', 'relaying', 'weights_from', 'blobs', 'engine_samples', 'test_now', 'deleting',
 }
 for _, name in ipairs(subqueues) do
   names[#names + 1] = 'q:' .. name

@@ -1,0 +1,1 @@
+"""Images of prompts, by reference: bounds of references, and reading what they name."""
