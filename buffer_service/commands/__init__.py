@@ -1,6 +1,14 @@
 """Commands: the operations on a run as values, by name; see domain/command.py."""
 
-from buffer_service.commands.batches import checkpoint, commit, commit_and_checkpoint, pull, report_lost, resume
+from buffer_service.commands.batches import (
+    checkpoint,
+    commit,
+    commit_and_checkpoint,
+    pull,
+    reject,
+    report_lost,
+    resume,
+)
 from buffer_service.commands.evaluating import (
     delete_evaluation,
     evaluation,
@@ -13,7 +21,7 @@ from buffer_service.commands.inspection import list_groups, list_steps, list_tas
 from buffer_service.commands.publishing import plan_collective, publish, report_engine, weights
 from buffer_service.commands.runs import continue_run, drain_run, note_client, pause_run, update_policy, view
 from buffer_service.commands.steering import decide, situation
-from buffer_service.commands.tasks import extend, give_back, read_blob, submit, write_blob
+from buffer_service.commands.tasks import extend, give_back, lease_groups, read_blob, submit, write_blob
 
 __all__ = [
     "abandon_push",
@@ -29,6 +37,7 @@ __all__ = [
     "evaluations",
     "extend",
     "give_back",
+    "lease_groups",
     "list_groups",
     "list_steps",
     "list_tasks",
@@ -38,6 +47,7 @@ __all__ = [
     "publish",
     "pull",
     "read_blob",
+    "reject",
     "report_engine",
     "report_lost",
     "resume",

@@ -1,4 +1,4 @@
-"""Commands on batches: pull, report_lost, commit, checkpoint, resume."""
+"""Commands on batches: pull, reject, report_lost, commit, checkpoint, resume."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,13 @@ from buffer_service.commands.replies import nothing, pack, text, unpack
 from buffer_service.commands.runs import free
 from buffer_service.domain import ops
 from buffer_service.domain.command import Command, Fields
+from buffer_service.rules.groups import RECORD
 from buffer_wire.errors import InvalidField
 from buffer_wire.revision import NO_REVISION, Revision
 
 UNSET = -1
+_ADDED = RECORD.index("added")
+"""Place in a group's record that only groups of a run with stages have."""
 
 
 def pull(
@@ -39,6 +42,15 @@ def report_lost(run_id: str, term: int, step: int, payload_keys: Sequence[str]) 
     their tasks. Raises StaleTerm.
     """
     return Command(run_id, "report_lost", pack(term, step, list(payload_keys)), nothing)
+
+
+def reject(run_id: str, reject: ops.Reject, *, seen_revision: Revision = NO_REVISION) -> Command[ops.Rejected]:
+    """Give groups of a step back, which ends them; the step is to get as many others. A repeat rejects nothing more.
+
+    Raises StaleTerm, StepAhead, InvalidField (step, group_ids), which rejects nothing.
+    """
+    arguments = pack(seen_revision, reject.term, reject.step, list(reject.group_ids), reject.reason)
+    return Command(run_id, "reject", arguments, _rejected, trash=True)
 
 
 def commit(
@@ -71,6 +83,11 @@ def resume(run_id: str, resume: ops.Resume) -> Command[ops.Resumed]:
     step = UNSET if resume.next_step is None else resume.next_step
     arguments = pack(step, resume.mode.value, resume.request_id, int(resume.allow_regenerate))
     return Command(run_id, "resume", arguments, lambda _, fields: ops.Resumed(*fields), again=arguments)
+
+
+def _rejected(_tag: str, fields: Fields) -> ops.Rejected:
+    revision, rejected, missing, step, micro_batch, final, *totals = fields
+    return ops.Rejected(revision, rejected, missing, step, micro_batch, bool(final), *totals)
 
 
 def _steps(_tag: str, fields: Fields) -> tuple[Revision, int]:
@@ -106,11 +123,18 @@ def _batch(fields: Fields) -> ops.Batch:
     *facts, shard_tokens, replayed, queued, forks, chunks = fields
     shard = []
     for chunk in chunks:
-        for group_id, _task_id, sequence, payload_key, head, tail, term, *_sizes in unpack(chunk):
+        for record in unpack(chunk):
+            group_id, _task_id, sequence, payload_key, head, tail, term, *_sizes = record
             # A fork of a later term than the record's clamps it (domain/timeline.py).
             later = [version for forked, version in forks if forked > term]
+            added = [
+                ops.AddedColumns(text(stage), text(key))
+                for stage, key in (record[_ADDED] if len(record) > _ADDED else ())
+            ]
             shard.append(
-                ops.ShardGroup(text(group_id), text(payload_key), sequence, min([head, *later]), min([tail, *later]))
+                ops.ShardGroup(
+                    text(group_id), text(payload_key), sequence, min([head, *later]), min([tail, *later]), added
+                )
             )
     revision, step, micro_batch, final, train_version, *totals, staleness_sum, staleness_max = facts
     groups, samples, tokens, loss_tokens = totals

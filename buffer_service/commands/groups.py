@@ -72,7 +72,7 @@ def abandon_push(run_id: str, payload_keys: Sequence[str]) -> Command[None]:
 
 def task_of(task_id: str, lease_id: str) -> str:
     """Name of a group's task on the store, by its header: that of an evaluation's is in its lease alone."""
-    return task_id if ops.sink_of(lease_id) is ops.TaskSink.QUEUE else lease_id.rsplit("/", 2)[0]
+    return lease_id.rsplit("/", 2)[0] if ops.sink_of(lease_id) is ops.TaskSink.EVALUATIONS else task_id
 
 
 def _pushed(facts: ops.GroupFacts, key: str, outcome: bytes | list[bytes]) -> ops.Pushed | None:

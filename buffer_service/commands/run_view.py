@@ -70,9 +70,8 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
     """The reply of `view`."""
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
-    totals, response_lengths, counters, *window, staleness, reloads, waited, relaying, came_from, samples, decision = (
-        fields
-    )
+    totals, response_lengths, counters, *fields, decision, stages, work = fields
+    *window, staleness, reloads, waited, relaying, came_from, samples = fields
     heard_ms = {engine_id: int(ms) for engine_id, ms in _pairs(heard)}
     counted = {engine_id: unpack(packed) for engine_id, packed in _pairs(counters)}
     weights_from, engine_samples = dict(_pairs(came_from)), dict(_pairs(samples))
@@ -95,6 +94,7 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
         published_steps=state["published_steps"],
         checkpointed_steps=state["checkpointed_steps"],
         world_size=state["world_size"],
+        missing_groups=state.get("missing", 0),
         cursor=state["cursor"],
         paused=text(state["paused"]),
         draining=state["draining"],
@@ -129,6 +129,11 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
         awaited=awaited,
         awaited_task=awaited_task,
         decision=as_decision(decision),
+        stages=[_stage(now, *stage) for stage in stages],
+        environment_work=sorted(
+            (ops.EnvironmentWork(text(name), *counts) for name, counts in _pairs(work)),
+            key=lambda each: each.environment,
+        ),
         environment_statistics={
             name: dict(zip(OF_ENVIRONMENT, values, strict=True)) for name, values in environment_totals.items()
         },
@@ -207,6 +212,12 @@ def _engine(
         silent_ms=silent_ms,
         **(dict(zip(ENGINE_SAMPLES, unpack(samples), strict=True)) if samples else {}),
     )
+
+
+def _stage(
+    now: int, name: bytes, waiting: int, leased: int, added: int, failed: int, busy_ms: int, asked: int
+) -> ops.StageState:
+    return ops.StageState(text(name), waiting, leased, added, failed, busy_ms, now - asked if asked >= 0 else None)
 
 
 def _failure(task_id: bytes, attempts: int, error: bytes, time_ms: int) -> ops.TaskFailure:

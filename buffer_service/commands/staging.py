@@ -9,7 +9,7 @@ from buffer_service.domain.ops import Buffer
 
 LEFT_ALONE, STAGED_BEFORE = b"02"
 
-_STAYS = frozenset({b"queued", b"recorded", b"blocked", b"rejected_full", b"payload_missing", b"more"})
+_STAYS = frozenset({b"queued", b"recorded", b"added", b"blocked", b"rejected_full", b"payload_missing", b"more"})
 """Outcomes after which a payload that its pusher wrote belongs to its group, waits, or was not there."""
 
 

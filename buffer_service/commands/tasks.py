@@ -102,13 +102,36 @@ def read_blob(run_id: str, sha256: str) -> Command[bytes]:
     return Command(run_id, "read_blob", pack(sha256), read, reads=True, acknowledges=False)
 
 
+def lease_groups(run_id: str, ask: ops.StageAsk, *, seen_revision: Revision = NO_REVISION) -> Command[ops.StageLeased]:
+    """Lease groups that wait in a stage to a worker of it."""
+    arguments = pack(seen_revision, ask.stage, ask.worker_id, ask.instance_id, ask.request_id, ask.max_groups)
+    return Command(run_id, "lease_groups", arguments, _groups_leased)
+
+
+def _groups_leased(_tag: str, fields: Fields) -> ops.StageLeased:
+    revision, ttl_ms, term, version, waiting, grants = fields
+    leases = [
+        ops.StageLease(
+            text(lease_id),
+            text(group_id),
+            text(key),
+            [ops.AddedColumns(text(stage), text(its)) for stage, its in added],
+            sequence,
+            head,
+            tail,
+        )
+        for lease_id, group_id, sequence, head, tail, key, added in grants
+    ]
+    return ops.StageLeased(revision, leases, ttl_ms, waiting, ops.WeightVersion(term, version))
+
+
 def _submitted(_tag: str, fields: Fields) -> ops.Submitted:
     revision, cursor, pending, task_ids = fields
     return ops.Submitted(revision, cursor, [text(task_id) for task_id in task_ids], pending)
 
 
 def _leased(_tag: str, fields: Fields) -> tuple[ops.Leased, Sequence[str]]:
-    revision, wait, required, ttl_ms, term, version, grants, wanted = fields
+    revision, wait, required, ttl_ms, term, version, grants, wanted, limited, limited_for_ms = fields
     leased = ops.Leased(
         revision=revision,
         grants=[_grant(*grant) for grant in grants],
@@ -117,6 +140,8 @@ def _leased(_tag: str, fields: Fields) -> tuple[ops.Leased, Sequence[str]]:
         required_version=required,
         ttl_ms=ttl_ms,
         wanted=ops.Wanted(ops.WeightVersion(wanted[0], wanted[1]), wanted[2]) if wanted else None,
+        limited_environment=text(limited),
+        limited_for_ms=limited_for_ms,
     )
     return leased, [text(key) for *_, key, _name, _pinned in grants]
 

@@ -31,6 +31,7 @@ def refuse_what_cannot_progress(policy: "RunPolicy") -> None:
     _refuse_targets_above_the_gate(policy)
     _refuse_waits_for_more_than_fits(policy)
     _refuse_windows_without_room(policy)
+    _refuse_waits_for_stages(policy)
 
 
 def _refuse_empty_filters(policy: "RunPolicy") -> None:
@@ -169,6 +170,14 @@ def _refuse_windows_without_room(policy: "RunPolicy") -> None:
     if 0 < policy.quota_groups < held + beside:
         why = f"{policy.quota_groups} is below {held + beside}: {name} needs room for all that is admitted"
         raise InvalidPolicy("quota_groups", f"{why}, beside {beside} uncommitted groups")
+
+
+def _refuse_waits_for_stages(policy: "RunPolicy") -> None:
+    """A batch that waits for groups in flight does not know those that stages hold."""
+    if policy.stages and policy.stale_action == "wait":
+        raise InvalidPolicy("stages", "stale_action wait does not wait for groups in stages: take recycle or drop")
+    if policy.stages and policy.order == "submission" and policy.order_window_groups:
+        raise InvalidPolicy("stages", "order_window_groups does not wait for groups in stages: leave it at 0")
 
 
 def _require_room_for_what_is_admitted(policy: "RunPolicy", who: str) -> int:

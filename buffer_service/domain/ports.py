@@ -30,6 +30,8 @@ class Topic(StrEnum):
     """Groups left the queue (blocked pushes wait for it)."""
     WEIGHTS = "weights"
     """Weights were published or planned, the run was paused or resumed, or an engine may load."""
+    STAGES = "stages"
+    """Groups began to wait in a stage (leases of groups wait for it)."""
     EVALUATIONS = "evaluations"
     """Tasks of evaluations became pending (leases of them wait for it)."""
     RESULTS = "results"

@@ -23,6 +23,11 @@ class Filter:
     """Value of the field with which nothing is filtered."""
 
     @property
+    def judges_rewards(self) -> bool:
+        """True where it judges rewards, which a stage may write later."""
+        return "reward" in self.fact
+
+    @property
     def statistic(self) -> str:
         """Name of the counter of groups that it ends."""
         return f"filtered_{self.reason}"

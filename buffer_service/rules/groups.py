@@ -4,8 +4,12 @@ RECORD = (
     *("id", "task", "sequence", "payload", "head", "tail", "term"),
     *("samples", "tokens", "loss_tokens", "bytes", "spans"),
     *("environment", "priority", "mean", "responses"),
+    *("stage", "tries", "added"),
 )
-"""Fields of a group's record (store/lua/lib/groups/record.lua), in order."""
+"""Fields of a group's record (store/lua/lib/groups/record.lua), in order.
+
+Only groups that stages have met have the last three.
+"""
 
 MADE = (
     *("payload", "head_term", "head", "tail_term", "tail", "spans", "equal_rewards", "stored"),
@@ -18,6 +22,7 @@ FACTS = (
     *("samples", "tokens", "loss_tokens", "size_bytes", "mean_milli", "mean_reward_milli"),
     *("min_response_tokens", "max_response_tokens", "response_lengths", "rewards"),
     *("response_tokens", "reward_milli", "turns", "truncated_samples", "first_revision"),
+    "failed_samples",
 )
 """Fields of a pushed group that are facts as they are, under their names in domain.ops.GroupFacts."""
 

@@ -18,6 +18,7 @@ class GroupState(StrEnum):
     DROPPED_STALE = "dropped_stale"
     RECYCLED = "recycled"
     FILTERED = "filtered"
+    REJECTED = "rejected"
     DISCARDED = "discarded"
     LOST = "lost"
 
@@ -39,16 +40,21 @@ _G, _T = GroupState, TaskState
 GROUP_TRANSITIONS: dict[str, frozenset[str]] = {
     NEW: frozenset({_G.QUEUED, _G.FILTERED}),
     _G.QUEUED: frozenset(
-        {_G.FORMING, _G.DELIVERED, _G.DROPPED_OVERFLOW, _G.DROPPED_STALE, _G.RECYCLED, _G.DISCARDED, _G.LOST}
+        {
+            *(_G.FORMING, _G.DELIVERED, _G.DROPPED_OVERFLOW, _G.DROPPED_STALE, _G.RECYCLED, _G.DISCARDED, _G.LOST),
+            # By the rewards of a stage.
+            _G.FILTERED,
+        }
     ),
-    _G.FORMING: frozenset({_G.QUEUED, _G.DELIVERED, _G.DROPPED_OVERFLOW, _G.DISCARDED, _G.LOST}),
+    _G.FORMING: frozenset({_G.QUEUED, _G.DELIVERED, _G.DROPPED_OVERFLOW, _G.REJECTED, _G.DISCARDED, _G.LOST}),
     # A resume takes delivered batches back, and trained ones of the abandoned timeline.
-    _G.DELIVERED: frozenset({_G.TRAINED, _G.QUEUED, _G.DROPPED_OVERFLOW, _G.DISCARDED, _G.LOST}),
+    _G.DELIVERED: frozenset({_G.TRAINED, _G.QUEUED, _G.DROPPED_OVERFLOW, _G.REJECTED, _G.DISCARDED, _G.LOST}),
     _G.TRAINED: frozenset({_G.DELIVERED, _G.QUEUED, _G.DROPPED_OVERFLOW, _G.DISCARDED}),
     _G.DROPPED_OVERFLOW: frozenset(),
     _G.DROPPED_STALE: frozenset(),
     _G.RECYCLED: frozenset(),
     _G.FILTERED: frozenset(),
+    _G.REJECTED: frozenset(),
     _G.DISCARDED: frozenset(),
     _G.LOST: frozenset(),
 }

@@ -100,7 +100,9 @@ class Pushing:
                 await self._joined.join(run_id, portion)
                 results.append(_result(portion))
                 self._recent.put(
-                    (one.key, one.body) for one in its if not one.facts.stored and one.is_now(ops.PushKind.QUEUED)
+                    (one.key, one.body)
+                    for one in its
+                    if not one.facts.stored and (one.is_now(ops.PushKind.QUEUED) or one.is_now(ops.PushKind.ADDED))
                 )
         except BaseException:
             # The portions before stay pushed, but nobody would come again for what they left blocked.

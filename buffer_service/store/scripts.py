@@ -94,11 +94,15 @@ def render_defaults(name: str, policy: Mapping[str, object]) -> str:
 
 
 def render_filters(filters: Iterable[Filter]) -> str:
-    """The filters as a Lua library: whether a policy has any, and the statistic under which one ends a group."""
+    """The filters as a Lua library: whether a policy has any, and the statistic under which one ends a group.
+
+    Of all that are set, or of those that judge `rewards`, or the others (`lengths`) alone.
+    """
     filters = list(filters)
     are_set = [f"policy.{each.field} ~= {each.off}" for each in filters]
     chain = [
-        f"  if {is_set} and group[P_{each.fact.upper()}] {each.comparison} policy.{each.field} then\n"
+        f"  if of ~= '{'lengths' if each.judges_rewards else 'rewards'}' and {is_set}\n"
+        f"    and group[P_{each.fact.upper()}] {each.comparison} policy.{each.field} then\n"
         f"    return '{each.statistic}'\n"
         "  end"
         for each, is_set in zip(filters, are_set, strict=True)
@@ -109,7 +113,7 @@ def render_filters(filters: Iterable[Filter]) -> str:
             "function Filters.are_set(policy)",
             "  return " + "\n    or ".join(are_set),
             "end\n",
-            "function Filters.ended_by(policy, group)",
+            "function Filters.ended_by(policy, group, of)",
             *chain,
             "  return nil",
             "end\n",
@@ -128,6 +132,7 @@ def constants() -> dict[str, int]:
         "MAX_EVAL_ATTEMPTS": MAX_ATTEMPTS,
         "EVAL_FAILURES_SHOWN": FAILURES_SHOWN,
         "EVICTED_AT_ONCE": groups.PORTION,
+        "TAKEN_AT_ONCE": groups.TAKEN_AT_ONCE,
         "REMEMBERED_TASKS": groups.REMEMBERED_TASKS,
         "UNPUSHED_MS": groups.UNPUSHED_MS,
         "PART_BYTES": keys.PART_BYTES,

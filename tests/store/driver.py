@@ -11,6 +11,7 @@ from buffer_service import commands
 from buffer_service.commands.replies import text, unpack
 from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
+from buffer_service.rules.groups import RECORD
 from buffer_service.store.keys import index_key
 from buffer_service.store.payloads.node import Traffic
 from buffer_service.store.payloads.shards import Errand, failure_of
@@ -25,6 +26,9 @@ from tests.support.store_server import StoreServer
 
 _OF_SERVERS = re.compile(r"rb:payloads|rb:audited:.*|rb:replicated:.*")
 
+_STAGE = RECORD.index("stage")
+"""Place in a group's record that only groups of a run with stages have; what was added is two places further."""
+
 RUN = "a-run.1"
 SECRET = "known to the tests alone"
 
@@ -36,6 +40,16 @@ def claim(seen: int) -> Revision:
 
 def weights(version: int, term: int = 1) -> ops.WeightVersion:
     return ops.WeightVersion(term, version)
+
+
+def _stage(record: Any) -> str:
+    """Beginning of the name of a group's subqueue: the stage that it is in, empty for none."""
+    in_stage = record[_STAGE] if len(record) > _STAGE else False
+    return f"{text(in_stage)}|" if in_stage else ""
+
+
+def _added(record: Any) -> Any:
+    return record[_STAGE + 2] if len(record) > _STAGE else ()
 
 
 def _text(part: Any) -> str:
@@ -411,12 +425,14 @@ class Run:
         that wait for room.
         """
         living = set(await self.members("waiting"))
-        living |= {text(record[3]) for record in (await self.queued_records()).values()}
+        records = list((await self.queued_records()).values())
         for packed in await self.command("HVALS", index_key(self.run_id, "chunks")):
-            living |= {text(group[3]) for group in unpack(packed)}
+            records += unpack(packed)
         for field, packed in (await self.hash("gathered")).items():
             if field.isdigit():
-                living |= {text(unpack(record)[3]) for record in unpack(packed)[3]}
+                records += map(unpack, unpack(packed)[3])
+        for record in records:
+            living |= {text(record[3]), *(text(key) for _, key in _added(record))}
         for packed in await self.command("HVALS", index_key(self.run_id, "tasks")):
             living.add(text(unpack(packed)[b"payload"]))
         return living - {""}
@@ -446,8 +462,10 @@ class Run:
             assert sorted(await self.members(f"a:{name}")) == members
             for member in members:
                 assert int(member) == records[member][2]
-                assert name == f"{records[member][13]}:{text(records[member][12])}"
+                assert name == f"{_stage(records[member])}{records[member][13]}:{text(records[member][12])}"
             indexed += members
+        held = {member for member, record in records.items() if _stage(record).endswith("*|")}
+        assert set(await self.hash("stage_held")) == set(await self.members("stage_leases")) == held
         assert sorted(indexed) == sorted(records)
         for prefix, names in (
             ("q:", named),

@@ -6,8 +6,11 @@ milliseconds, versions and sizes integers, rewards milli-rewards. `weights` are 
 
 from buffer_service.domain.ops.batches import (
     AWAITED_MS,
+    MAX_REJECTED,
     Batch,
     Pull,
+    Reject,
+    Rejected,
     Resume,
     Resumed,
     ResumeMode,
@@ -28,6 +31,7 @@ from buffer_service.domain.ops.groups import (
 )
 from buffer_service.domain.ops.payloads import Direction, NotedClient, RelayingClient, StorePlace, StoreShard, StoreUser
 from buffer_service.domain.ops.tasks import (
+    AddedColumns,
     Extended,
     LeaseAsk,
     Leased,
@@ -39,11 +43,15 @@ from buffer_service.domain.ops.tasks import (
     Returned,
     ReturnKind,
     ReturnOutcome,
+    StageAsk,
+    StageLease,
+    StageLeased,
     Submit,
     Submitted,
-    WrittenBlob,
     TaskSink,
     Wanted,
+    WrittenBlob,
+    is_of_stage,
     sink_of,
 )
 from buffer_service.domain.ops.views import Amount, Record, RunView, ShardFacts, StageState, StoreFacts, TaskFailure
@@ -60,9 +68,11 @@ from buffer_service.domain.ops.weights import (
 
 __all__ = [
     "AWAITED_MS",
+    "MAX_REJECTED",
     "PORTION",
     "TAKEN_AT_ONCE",
     "UNPUSHED_MS",
+    "AddedColumns",
     "Amount",
     "Batch",
     "Buffer",
@@ -88,6 +98,8 @@ __all__ = [
     "PushResult",
     "Pushed",
     "Record",
+    "Reject",
+    "Rejected",
     "RelayingClient",
     "Resume",
     "ResumeMode",
@@ -99,6 +111,9 @@ __all__ = [
     "ShardFacts",
     "ShardGroup",
     "Short",
+    "StageAsk",
+    "StageLease",
+    "StageLeased",
     "StageState",
     "StoreFacts",
     "StorePlace",
@@ -111,8 +126,9 @@ __all__ = [
     "TrainerClock",
     "Wanted",
     "WeightVersion",
-    "WrittenBlob",
     "WeightsView",
+    "WrittenBlob",
     "awaited_groups",
+    "is_of_stage",
     "sink_of",
 ]

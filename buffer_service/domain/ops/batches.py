@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from buffer_service.domain.ops.tasks import AddedColumns
 from buffer_wire.revision import Revision
 
 
@@ -33,6 +34,13 @@ class ShardGroup:
     sequence: int
     head_version: int
     tail_version: int
+    added: Sequence[AddedColumns] = ()
+    """Columns that stages have added, in their order."""
+
+    @property
+    def payload_keys(self) -> Sequence[str]:
+        """Keys of all its payloads, its own first."""
+        return (self.payload_key, *(added.payload_key for added in self.added))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,42 @@ class Batch:
     shard_tokens: int
     replayed: bool
     queued: int
+
+
+MAX_REJECTED = 4_096
+"""Largest number of groups that one Reject names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Groups that a trainer gives back of a step, by their ids, and its reason."""
+
+    term: int
+    step: int
+    group_ids: Sequence[str]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A step after groups of it were rejected, `rejected_groups` of them by this call.
+
+    `missing_groups`: those that it is still to get. Totals are the step's as it is now, `micro_batch` is its last one.
+    """
+
+    revision: Revision
+    rejected_groups: int
+    missing_groups: int
+    step: int
+    micro_batch: int
+    final: bool
+    train_version: int
+    total_groups: int
+    total_samples: int
+    total_tokens: int
+    total_loss_tokens: int
+    staleness_sum: int
+    staleness_max: int
 
 
 AWAITED_MS = 5_000

@@ -80,6 +80,8 @@ class GroupFacts:
     """Response tokens of each version below the tail, the others are the tail's; empty: all count as made with the mean
     version. Versions that are more than totals.MOST_BEHIND behind the tail may be told as that many."""
 
+    failed_samples: int = 0
+    """Samples with a named failure."""
     first_revision: int = 0
     """Revision of the run, as the pusher knew it before it first tried this group; 0: the present one."""
     stored: bool = False

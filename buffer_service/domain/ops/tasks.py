@@ -64,6 +64,7 @@ class LeaseWait(StrEnum):
     BACKING_OFF = "backing_off"
     QUARANTINED = "quarantined"
     DRAINING = "draining"
+    RATE_LIMITED = "rate_limited"
 
 
 class TaskSink(StrEnum):
@@ -77,6 +78,11 @@ class TaskSink(StrEnum):
 def sink_of(lease_id: str) -> TaskSink:
     """Sink of the task that a lease is of: only the id of an evaluation's task has an @."""
     return TaskSink.EVALUATIONS if "@" in lease_id else TaskSink.QUEUE
+
+
+def is_of_stage(lease_id: str) -> bool:
+    """True for the lease of a group that waits in a stage: no other id has a colon behind its last slash."""
+    return ":" in lease_id.rpartition("/")[2] and "/" in lease_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,55 @@ class Leased:
     required_version: int
     ttl_ms: int
     wanted: Wanted | None = None
+    limited_environment: str = ""
+    """Environment that may begin a group first, where the wait is RATE_LIMITED."""
+    limited_for_ms: int = 0
+    """Time until it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageAsk:
+    """A worker asks for up to max_groups groups that wait in a stage."""
+
+    stage: str
+    worker_id: str
+    instance_id: str
+    request_id: str
+    max_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddedColumns:
+    """Columns that a stage has added to a group, and where they lie."""
+
+    stage: str
+    payload_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageLease:
+    """A lease of a group that waits in a stage; head and tail in the present timeline."""
+
+    lease_id: str
+    group_id: str
+    payload_key: str
+    added: Sequence[AddedColumns]
+    """Columns that earlier stages have added, in their order."""
+    sequence: int
+    head_version: int
+    tail_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageLeased:
+    """Result of a request for groups of a stage."""
+
+    revision: Revision
+    leases: Sequence[StageLease]
+    ttl_ms: int
+    waiting: int
+    """Groups that wait in the stage after these."""
+    published: WeightVersion
 
 
 class ReturnKind(StrEnum):

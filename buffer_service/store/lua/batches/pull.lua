@@ -1,5 +1,5 @@
 -- One rank's try to pull its shard of a micro-batch of a step: returns a stored one, or closes the next one when enough
--- is queued. Evicts what is too stale first, also when no micro-batch results.
+-- is queued. A complete step has a next one where groups of it were rejected. Evicts what is too stale first, also when no micro-batch results.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, term, step, rank, world_size, train_version (-1: that of the step's earlier micro-batches,
@@ -65,7 +65,7 @@ local function answer(header, stored, replayed)
     ctx.changed = true
   end
   local chunks = Batches.rank_chunks(step, micro_batch, stored, rank)
-  local final = step < state.next_step and micro_batch == header.micro_batches - 1
+  local final = step < state.next_step and micro_batch == header.micro_batches - 1 and not header.missing
   local total = stored.total
   return reply('batch', end_run(), step, micro_batch, final and 1 or 0, header.train_version, total.groups,
     total.samples, total.tokens, total.loss_tokens, total.staleness_sum, total.staleness_max,
@@ -77,14 +77,10 @@ local header = (is_open or step < state.next_step) and Batches.load_step(step) o
 local closed = header and header.micro_batches or 0
 if micro_batch < closed then
   local stored = Batches.load_micro_batch(step, micro_batch)
-  if #stored.ranks ~= world_size then
-    -- A new term pulls with another number of ranks.
-    local groups = Batches.micro_batch_groups(step, micro_batch, stored)
-    Batches.store_micro_batch(ctx, step, micro_batch, stored, Sharding.split(groups, world_size, header.equal == 1))
-    ctx.changed = true
-  end
+  -- A new term may pull with another number of ranks.
+  MicroBatches.split_again(ctx, step, micro_batch, header, stored, world_size)
   return answer(header, stored, 1)
-elseif step < state.next_step then
+elseif step < state.next_step and not (header and header.missing) then
   return refuse('micro_batch_closed', micro_batch, closed, step)
 elseif micro_batch > closed then
   return refuse('micro_batch_ahead', micro_batch, closed, step)
@@ -94,9 +90,10 @@ refusal = Run.check_paused(ctx)
 if refusal then
   return refusal
 end
+local lacks = step < state.next_step
 -- Whoever began to gather the micro-batch has decided what it is, as if the micro-batch were closed.
 local its_version, its_groups
-if state.gathered then
+if state.gathered and not lacks then
   local its_world_size
   its_version, its_groups, its_world_size = Gathering.terms()
   if not its_version or not is_open and its_version < state.version then
@@ -106,7 +103,7 @@ if state.gathered then
     return refuse('world_size_mismatch', world_size, its_world_size)
   end
 end
-if is_open then
+if is_open or lacks then
   if train_version ~= -1 and train_version ~= header.train_version then
     return refuse('step_train_version', train_version, header.train_version)
   end
@@ -133,7 +130,8 @@ local function evict()
     return false
   end
   local most = math.min(portion, EVICTED_AT_ONCE)
-  local stale, members, blocks = Queue.stalest(ctx, 1000 * (train_version - policy.max_staleness), most)
+  local stale, members, blocks = Queue.stalest(ctx, Queue.load_subqueues(ctx),
+    1000 * (train_version - policy.max_staleness), most)
   Queue.remove(ctx, stale, members, blocks, 'stalest_first')
   for _, group in ipairs(stale) do
     if policy.stale_action == 'recycle' or policy.stale_action == 'wait' then
@@ -145,6 +143,44 @@ local function evict()
     end
   end
   return #stale == most
+end
+
+-- The pull's answer while too little is queued, or the batch waits for groups in flight.
+local function short(queued, size, wanted, awaited, first)
+  local leased = call('ZCARD', key('leases'))
+  if state.draining and leased == 0 and not Waiting.head(ctx) then
+    end_run()
+    return refuse('run_paused', 'drained')
+  end
+  -- Where a step lacks groups, a pull that waits for few of them is told first.
+  Run.want_groups(ctx, state.missing and math.min(wanted, state.missing) or wanted)
+  return reply('short', end_run(), queued, size, leased, Pending.count(ctx), call('HEXISTS', RUN, 'asked'),
+    awaited, first)
+end
+
+-- Closes a micro-batch of a complete step that lacks groups for rejected ones. It is taken at once, never gathered.
+local function replacement()
+  local size = math.min(header.missing, TAKEN_AT_ONCE, policy.max_queued_groups)
+  if header.micro > 0 then
+    size = math.min(size, world_size * header.micro)
+  end
+  if evict() then
+    return go_on()
+  end
+  local queued, gathered = Queue.count(ctx), state.gathered and state.gathered[GATHERED_GROUPS] or 0
+  if queued >= size and queued - gathered < size then
+    Gathering.give_back(ctx)
+    return go_on()
+  end
+  local awaited, first = 0, ''
+  if queued >= size then
+    awaited, first = MicroBatches.awaited(ctx, step, header, size, 0)
+  end
+  if queued < size or awaited > 0 then
+    return short(queued, size, size, awaited, first)
+  end
+  local groups = MicroBatches.take(ctx, header, size, false, 1, 0)
+  return answer(header, MicroBatches.replace(ctx, step, header, groups, world_size), 0)
 end
 
 -- Closes the next micro-batch, or gathers a portion of it, if enough is queued for it.
@@ -174,10 +210,10 @@ local function next_micro_batch()
     gathered, gathered_tokens = state.gathered[GATHERED_GROUPS], state.gathered[GATHERED_TOKENS]
   end
   local queued = Queue.count(ctx)
-  local is_enough = queued >= size or (budget > 0 and ctx.ledger.groups.queued[A_TOKENS] >= budget)
+  local is_enough = queued >= size or (budget > 0 and Queue.tokens(ctx) >= budget)
   local awaited, first = 0, ''
   if is_enough then
-    awaited, first = MicroBatches.awaited(ctx, header, size, gathered)
+    awaited, first = MicroBatches.awaited(ctx, step, header, size, gathered)
   end
   if is_enough and queued >= multiple and awaited == 0 then
     local count = math.min(size - gathered, math.ceil(portion / multiple) * multiple)
@@ -202,15 +238,11 @@ local function next_micro_batch()
     return go_on()
   end
 
-  local leased = call('ZCARD', key('leases'))
-  if state.draining and leased == 0 and not Waiting.head(ctx) then
-    end_run()
-    return refuse('run_paused', 'drained')
-  end
   -- With enough tokens it waits for a group for each rank.
-  Run.want_groups(ctx, is_enough and multiple or size)
-  return reply('short', end_run(), queued, size, leased, Pending.count(ctx), call('HEXISTS', RUN, 'asked'),
-    awaited, first)
+  return short(queued, size, is_enough and multiple or size, awaited, first)
 end
 
+if lacks then
+  return replacement()
+end
 return next_micro_batch()

@@ -11,9 +11,9 @@
 -- ARGV[2] where payloads lie apart, and some were written by their pushers: a digit for each group, 1 when the payload
 --         is there
 -- Replies {'pushed', revision, term, version, outcomes}; an outcome is the string 'queued' | 'filtered' |
---         'recorded' | 'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its payload,
---         which was staged, is not any more) | 'payload_missing' (what its pusher wrote is not there) | 'more' (much
---         was dropped; call again for it), or for what can never be accepted {field, value, limit}
+--         'recorded' | 'added' | 'duplicate' | 'closed' | 'rejected_full' | 'blocked' | 'unknown_lease' | 'gone' (its
+--         payload, which was staged, is not any more) | 'payload_missing' (what its pusher wrote is not there) | 'more'
+--         (much was dropped; call again for it), or for what can never be accepted {field, value, limit}
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'run_paused', ...}: the payloads are deleted where there
 --         is a run, but for those that their pushers wrote and push again
 -- Complexity O(subqueues + (groups + 128 dropped) * log queued)
@@ -25,6 +25,7 @@
 -- @include environments
 -- @include remembered
 -- @include results
+-- @include stages
 -- @include staging
 -- @include waiting
 
@@ -129,6 +130,8 @@ end
 
 local counters = {duplicate = 'pushes_duplicate', closed = 'pushes_closed', rejected_full = 'pushes_rejected'}
 ctx.has_filter = Filters.are_set(policy)
+-- Rewards that a stage is to write are judged when it has.
+ctx.judged_later = Stages.is_named(ctx, Stages.REWARDS)
 
 -- The group waits: in the line, or by its staging alone for a resume that goes on.
 local function block(group, task, attempt, is_in_line)
@@ -172,14 +175,6 @@ local function make_room(group, task, attempt)
   return nil
 end
 
--- A moving mean over the last groups, about 64 of them: which part of them passes the filter.
-local function follow_acceptance(passed)
-  if ctx.has_filter then
-    local statistics = ctx.ledger.statistics
-    statistics.recent_acceptance_ppm = floor((statistics.recent_acceptance_ppm * 63 + (passed and 1000000 or 0)) / 64)
-  end
-end
-
 -- Accepts a group; `filter` is the statistic under which it ends at once, nil when it is queued.
 local function accept(group, task, attempt, filter)
   local sequence = Tasks.turn(ctx, task)
@@ -211,7 +206,9 @@ local function accept(group, task, attempt, filter)
     Accepted.pack_responses(ctx, group),
   }
   Environments.know(ctx, environment)
-  follow_acceptance(not filter)
+  if ctx.has_filter and (filter or not ctx.judged_later) then
+    Accepted.follow(ctx, not filter)
+  end
   if filter then
     Run.count(ctx, filter, 1)
     Groups.move(ctx, made, 'new', 'filtered')
@@ -233,6 +230,8 @@ end
 local function push(group)
   if Evaluations.has_task(group[P_LEASE_ID]) then
     return Results.take(ctx, group, missing)
+  elseif Stages.has_lease(group[P_LEASE_ID]) then
+    return Stages.take(ctx, group, missing)
   end
   local task = ctx.tasks[group[P_TASK_ID]]
   if task and task.body == group[P_PAYLOAD] then
@@ -262,7 +261,7 @@ local function push(group)
   if not Environments.fits(ctx, group[P_ENVIRONMENT]) then
     return {'environment', group[P_ENVIRONMENT], format("one of the run's %d environments", MAX_ENVIRONMENTS)}
   end
-  local filter = ctx.has_filter and Filters.ended_by(policy, group) or nil
+  local filter = ctx.has_filter and Filters.ended_by(policy, group, ctx.judged_later and 'lengths' or nil) or nil
   return not filter and (missing(group) or make_room(group, task, attempt)) or accept(group, task, attempt, filter)
 end
 
@@ -282,10 +281,11 @@ for index, group in ipairs(groups) do
   end
   if outcome ~= 'blocked' and outcome ~= 'more' then
     ctx.settled[#ctx.settled + 1] = payload
-    if counters[outcome] and not Evaluations.has_task(group[P_LEASE_ID]) then
+    local lease_id = group[P_LEASE_ID]
+    if counters[outcome] and not Evaluations.has_task(lease_id) and not Stages.has_lease(lease_id) then
       Run.count(ctx, counters[outcome], 1)
     end
-    if not is_written and outcome ~= 'queued' and outcome ~= 'recorded' and not is_repeat then
+    if not is_written and not Staging.KEPT[outcome] and not is_repeat then
       Tasks.trash(payload)
     end
     if retry == 1 or is_written and Waiting.has(payload) then

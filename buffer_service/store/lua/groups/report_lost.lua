@@ -29,47 +29,16 @@ local gone, lost = {}, 0
 for _, payload in ipairs(reported) do
   gone[payload] = true
 end
-
--- Takes the lost groups out of a micro-batch; returns it and whether there were any.
-local function settle_lost(micro_batch)
-  local stored, before = Batches.load_micro_batch(step, micro_batch), lost
-  local kept, shards = {}, {}
-  for rank = 0, #stored.ranks - 1 do
-    local shard = {}
-    for _, chunk in ipairs(Batches.rank_chunks(step, micro_batch, stored, rank)) do
-      for _, group in ipairs(unpack_msg(chunk)) do
-        if gone[group[G_PAYLOAD]] then
-          lost = lost + 1
-          Batches.count(header, -1, (Batches.sum({group}, header.train_version)))
-          Groups.replace(ctx, group, Batches.step_state(ctx, step), 'lost', 'lost')
-        else
-          shard[#shard + 1] = group
-          kept[#kept + 1] = group
-        end
+if header then
+  lost = Batches.take_out(ctx, step, header, function(group)
+    for _, payload in ipairs(Record.payloads(group)) do
+      if gone[payload] then
+        return true
       end
     end
-    shards[rank + 1] = shard
-  end
-  if lost > before then
-    local _, own = Batches.sum(kept, header.train_version)
-    stored.own = own
-    Batches.store_micro_batch(ctx, step, micro_batch, stored, shards)
-  end
-  return stored
-end
-
-if header then
-  local earlier
-  for micro_batch = 0, header.micro_batches - 1 do
-    local stored = settle_lost(micro_batch)
-    if lost > 0 then
-      stored.total = Batches.up_to(earlier, stored.own)
-      Batches.save_micro_batch(step, micro_batch, stored)
-    end
-    earlier = stored.total
-  end
-  if lost > 0 then
-    Batches.save_step(step, header)
-  end
+    return false
+  end, function(group)
+    Groups.replace(ctx, group, Batches.step_state(ctx, step), 'lost', 'lost')
+  end)
 end
 return reply('ok', Run.close(ctx), lost)

@@ -20,7 +20,7 @@ Run.check_layout(layout)
 local marks = {}
 for index, each in ipairs(written) do
   local payload, task = each[1], Tasks.load(each[2])
-  if task and task.body == payload or call('SISMEMBER', key('trash'), payload) == 1 then
+  if task and Tasks.names(task, payload) or call('SISMEMBER', key('trash'), payload) == 1 then
     marks[index] = 0
   else
     marks[index] = Staging.stage(payload) and 1 or 2

@@ -21,7 +21,7 @@ for _, each in ipairs(unpack_msg(ARGV[1])[1]) do
   local payload, task_id, is_cut = each[1], each[2], each[3] == 1
   if (task_id ~= '' or is_cut) and not call('ZSCORE', key('staging'), payload) then
     local task = not is_cut and Tasks.load(task_id)
-    if not task or task.body ~= payload and task.payload ~= payload then
+    if not task or not Tasks.names(task, payload) then
       found = found + call('SADD', key('trash'), payload)
     end
   end

@@ -9,6 +9,7 @@
 
 -- @include blocks
 -- @include burial
+-- @include record
 
 local request = unpack_msg(ARGV[1])
 local VICTIMS = 256
@@ -45,16 +46,27 @@ local function trash_all(payloads)
   call_many('SADD', TRASH, payloads)
 end
 
+-- All payloads of groups: their own, and what stages have added.
+local function trash_groups(groups)
+  local payloads = {}
+  for _, group in ipairs(groups) do
+    for _, payload in ipairs(Record.payloads(group)) do
+      payloads[#payloads + 1] = payload
+    end
+  end
+  trash_all(payloads)
+end
+
 local function empty_subqueue(name)
   empty_sorted_set(key('q:' .. name), function(members)
     for _, block in ipairs(Blocks.of(members)) do
-      local payloads = {}
+      local groups = {}
       for _, raw in ipairs(call('HMGET', block.key, unpack(block.members))) do
         if raw then
-          payloads[#payloads + 1] = unpack_msg(raw)[G_PAYLOAD]
+          groups[#groups + 1] = unpack_msg(raw)
         end
       end
-      trash_all(payloads)
+      trash_groups(groups)
       call_many('HDEL', block.key, block.members)
     end
   end)
@@ -67,12 +79,9 @@ local function empty_chunks()
       return
     end
     for _, chunk in ipairs(call('HMGET', key('chunks'), unpack(fields))) do
-      local payloads = {}
-      for index, group in ipairs(unpack_msg(chunk)) do
-        payloads[index] = group[G_PAYLOAD]
-      end
-      trash_all(payloads)
-      left = left - #payloads - 1
+      local groups = unpack_msg(chunk)
+      trash_groups(groups)
+      left = left - #groups - 1
     end
     call('HDEL', key('chunks'), unpack(fields))
   end
@@ -82,13 +91,13 @@ end
 local function empty_gathered()
   local portion = call('HLEN', key('gathered')) - 2
   while left > 0 and portion > 0 do
-    local field, payloads = format('%d', portion), {}
+    local field, groups = format('%d', portion), {}
     for index, raw in ipairs(unpack_msg(call('HGET', key('gathered'), field))[4]) do
-      payloads[index] = unpack_msg(raw)[G_PAYLOAD]
+      groups[index] = unpack_msg(raw)
     end
-    trash_all(payloads)
+    trash_groups(groups)
     call('HDEL', key('gathered'), field)
-    left, portion = left - #payloads - 1, portion - 1
+    left, portion = left - #groups - 1, portion - 1
   end
 end
 
@@ -136,11 +145,12 @@ end
 
 -- No payload is left: the indexes go at once, and with them the name under which they were found.
 local names = {
-  'subqueues', 'environments', 'env_ledger', 'response_lengths', 'snapshots', 'steps', 'micro_batches', 'chunks',
-  'gathered', 'tasks', 'specs', 'delayed', 'leases', 'lease_heads', 'lease_turns', 'pending_environments', 'waiting',
+  'subqueues', 'environments', 'env_ledger', 'env_work', 'response_lengths', 'snapshots', 'steps', 'micro_batches', 'chunks',
+  'rejected', 'gathered', 'tasks', 'specs', 'delayed', 'leases', 'lease_heads', 'lease_turns', 'pending_environments', 'waiting',
   'staging', 'workers', 'workers_heard', 'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'load_lags',
   'permits', 'permit_line', 'ended', 'failures', 'remembered', 'manifests', 'commits', 'record', 'eval_open',
-  'eval_leases', 'eval_manifests', 'relaying', 'weights_from', 'blobs', 'engine_samples', 'test_now', 'deleting',
+  'eval_leases', 'eval_manifests', 'relaying', 'weights_from', 'blobs', 'engine_samples', 'stages', 'stage_held',
+  'stage_leases', 'stage_workers', 'test_now', 'deleting',
 }
 for _, name in ipairs(subqueues) do
   names[#names + 1] = 'q:' .. name

@@ -3,11 +3,13 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, policy, expected policy or nil}
 -- Replies {'ok', revision} | {'error', 'unknown_run' | 'store_rolled_back' | 'policy_changed' | 'invalid_policy', ...}
--- Complexity O(subqueues)
+--       | {'more'}: many groups go on from stages that are named no more; call again
+-- Complexity O(subqueues + 256 groups of stages * log queued)
 
 -- @include ledger
 -- @include queue
 -- @include gathering
+-- @include stages
 -- @include totals
 
 local ctx = Run.context()
@@ -28,10 +30,17 @@ for name, value in pairs(expected or {}) do
   end
 end
 -- The queued groups are indexed by the ages of the present measure.
-local queued = Queue.count(ctx)
+local queued = Queue.total(ctx)
 if wished.staleness_measure ~= policy.staleness_measure and queued > 0 then
   return refuse('invalid_policy', 'staleness_measure', format('cannot change while %d groups are queued', queued))
 end
+local former = policy.stages
+policy.stages = wished.stages
+if Stages.leave_unnamed(ctx, wished.stages, 256) == 256 then
+  Run.close(ctx, true)
+  return reply('more')
+end
+policy.stages = former
 for name, value in pairs(wished) do
   if pack(policy[name]) ~= pack(value) then
     policy[name] = value

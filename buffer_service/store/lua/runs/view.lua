@@ -5,7 +5,7 @@
 -- ARGV[1] {}
 -- Replies {'view', policy, state, ledger, queued, forming, delivered, pending, leased, environments, engines,
 --         heard, now, failures, totals, response_lengths, counters, snapshots, first, last, staleness,
---         reloads, waited, relaying, weights_from, engine_samples, decision}
+--         reloads, waited, relaying, weights_from, engine_samples, decision, stages, work}
 --       | {'error', 'unknown_run'};
 --         queued, forming and delivered are {groups, samples, tokens, bytes}, environments {name, packed ledger, ...},
 --         engines and failures packed records, heard {engine, ms of its last report, ...},
@@ -14,11 +14,13 @@
 --         staleness and reloads: packed counts (Totals), '' for none; waited: packed
 --         (MicroBatches.awaited), '' for none; relaying {client, packed {ms, why}, ...};
 --         weights_from {engine, text, ...}; engine_samples {engine, packed ENGINE_SAMPLES, ...};
---         decision: packed (commands/steering.py), '' for none
+--         decision: packed (commands/steering.py), '' for none; stages as Stages.states; work {environment, {starts, failed_attempts, failed_tasks,
+--         failed_samples, ms until its next start}, ...}
 -- Complexity O(queued + steps that are not committed + environments); above 2,000 queued groups their sizes come from
 -- the ledger
 
 -- @include batches
+-- @include stages
 -- @include totals
 
 local ctx = Run.context()
@@ -27,7 +29,7 @@ if not Run.load(ctx) then
 end
 local state, ledger = ctx.state, ctx.ledger
 
-local queued = {Queue.count(ctx), 0, 0, 0}
+local queued = {Queue.total(ctx), 0, 0, 0}
 if queued[1] > 2000 then
   local sums = ledger.groups.queued
   queued = {queued[1], sums[2], sums[3], sums[4]}
@@ -56,6 +58,12 @@ end
 
 local delivered = sum_steps(state.committed_steps, state.next_step - 1)
 local forming = state.micro_batches > 0 and sum_steps(state.next_step, state.next_step) or {0, 0, 0, 0}
+-- By environment its counts, and how long its limit keeps it from the next start.
+local work = call('HGETALL', key('env_work'))
+for index = 1, #work, 2 do
+  local counts = Starts.of(ctx, work[index])
+  work[index + 1] = {counts[1], counts[2], counts[3], counts[4], Starts.wait_ms(ctx, work[index])}
+end
 return reply('view', ctx.stated, state, ledger, queued, forming, delivered, Pending.count(ctx),
   call('ZCARD', key('leases')), call('HGETALL', key('env_ledger')), call('HVALS', key('engines')),
   call('ZRANGE', key('engines_heard'), 0, -1, 'WITHSCORES'), ctx.now, call('LRANGE', key('failures'), 0, -1),
@@ -63,4 +71,5 @@ return reply('view', ctx.stated, state, ledger, queued, forming, delivered, Pend
   call('LLEN', key('snapshots')), call('LINDEX', key('snapshots'), 0) or '', call('LINDEX', key('snapshots'), -1) or '',
   call('HGET', RUN, 'staleness') or '', call('HGET', RUN, 'reloads') or '', call('HGET', RUN, 'stale_wait') or '',
   call('HGETALL', key('relaying')), call('HGETALL', key('weights_from')),
-  call('HGETALL', key('engine_samples')), call('HGET', RUN, 'decision') or '')
+  call('HGETALL', key('engine_samples')), call('HGET', RUN, 'decision') or '', Stages.states(ctx),
+  work)

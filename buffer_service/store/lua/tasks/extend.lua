@@ -6,6 +6,7 @@
 --       | {'error', 'unknown_run' | 'store_rolled_back', ...}
 -- Complexity O(leases * log leased)
 
+-- @include stages
 -- @include tasks
 -- @include timeline
 
@@ -37,10 +38,22 @@ local function cancel(task_id, task)
   Tasks.reopen(ctx, task_id, task, ctx.now)
 end
 
+-- Prolongs the lease of a group in a stage; false where it is lost.
+local function prolong_stage(id)
+  local task_id = Stages.parse(id)
+  local member = task_id and Stages.find(Tasks.load(task_id), id, worker_id, instance_id)
+  if not member or not Stages.live_expiry(ctx, member) then
+    return false
+  end
+  call('ZADD', key('stage_leases'), expiry, member)
+  ctx.changed = true
+  return true
+end
+
 for index, id in ipairs(lease_ids) do
   local task_id, incarnation, attempt = Tasks.parse_lease_id(id)
   local task = task_id and Tasks.load(task_id)
-  states[index] = 'lost'
+  states[index] = Stages.has_lease(id) and prolong_stage(id) and 'live' or 'lost'
   if task and task.worker == worker_id and task.instance == instance_id
     and Tasks.live_expiry(ctx, task_id, task, incarnation, attempt) then
     if not task.evaluation and Timeline.effective(ctx, task.lease_term, task.lease_head) < oldest_head then

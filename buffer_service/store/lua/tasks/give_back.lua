@@ -11,6 +11,7 @@
 
 -- @include tasks
 -- @include staging
+-- @include stages
 
 local ctx = Run.context()
 local seen, worker_id, instance_id, returns = unpack(unpack_msg(ARGV[1]), 1, 4)
@@ -41,6 +42,16 @@ for _, payload in ipairs(payloads) do
   Run.mark_parts(payload)
 end
 local outcomes = {}
+-- Takes the lease of a group in a stage back.
+local function take_back_stage(lease_id, how)
+  local task_id = Stages.parse(lease_id)
+  local member, held = Stages.find(task_id and Tasks.load(task_id), lease_id, worker_id, instance_id)
+  if not member or not Stages.live_expiry(ctx, member) then
+    return 'lost'
+  end
+  return Stages.give_up(ctx, member, held, how == 'failed') and 'failed' or 'pending'
+end
+
 for index, given in ipairs(returns) do
   local lease_id, how, why, payload, head_term, head, tokens = unpack(given, 1, 7)
   local task_id, incarnation, attempt = Tasks.parse_lease_id(lease_id)
@@ -61,7 +72,7 @@ for index, given in ipairs(returns) do
       outcomes[index] = 'failed'
     end
   else
-    outcomes[index] = 'lost'
+    outcomes[index] = Stages.has_lease(lease_id) and take_back_stage(lease_id, how) or 'lost'
     Tasks.trash(payload)
   end
 end

@@ -17,7 +17,10 @@ end
 function Free.free_groups(ctx, groups)
   local payloads, task_ids = {}, {}
   for index, group in ipairs(groups) do
-    payloads[index], task_ids[index] = group[G_PAYLOAD], group[G_TASK]
+    for _, payload in ipairs(Record.payloads(group)) do
+      payloads[#payloads + 1] = payload
+    end
+    task_ids[index] = group[G_TASK]
   end
   call_many('SADD', key('trash'), payloads)
   Free.forget_tasks(ctx, task_ids)

@@ -28,13 +28,13 @@ function MicroBatches.most_groups(policy)
 end
 
 -- With the stale_action wait: the age, in thousandths of a version, below which a group is too stale for the batch
--- after this one; nil with another action.
+-- after this one; nil with another action. After what makes up for rejected groups comes the next step.
 function MicroBatches.last_chance(ctx, header)
   local state, policy = ctx.state, ctx.policy
   if policy.stale_action ~= 'wait' then
     return nil
   end
-  local steps = state.next_step + 1 - state.published_steps
+  local steps = state.next_step + (header.missing and 0 or 1) - state.published_steps
   local following = math.max(header.train_version, state.version + floor(steps / policy.batches_per_publish))
   return 1000 * (following - policy.max_staleness)
 end
@@ -42,7 +42,8 @@ end
 -- Leased tasks that have their last chance with the step's last micro-batch. Leases that were given before the last
 -- resume are not waited for.
 function MicroBatches.awaited_heads(ctx, header, size)
-  local below = header.groups + size >= header.target and MicroBatches.last_chance(ctx, header)
+  local is_last = header.groups + size >= header.target and not header.missing
+  local below = is_last and MicroBatches.last_chance(ctx, header)
   if not below then
     return 0
   end
@@ -65,8 +66,9 @@ end
 
 -- Leased tasks for which a micro-batch of `size` groups has to wait, and the one whose turn is first where they are
 -- waited for by turns, else ''. None once the step has waited for stale_wait_ms. `stale_wait` of the run's hash: {step
--- that waits, since when, how many it waits for, the first, when it did so last}.
-function MicroBatches.awaited(ctx, header, size, gathered)
+-- that waits, since when, how many it waits for, the first, when it did so last}; `late_wait`: the same of a step that
+-- lacks groups for rejected ones, beside which the next one may wait.
+function MicroBatches.awaited(ctx, step, header, size, gathered)
   local count, first = MicroBatches.awaited_turns(ctx, size, gathered), ''
   if count > 0 then
     first = Tasks.id_of_entry(call('ZRANGE', key('lease_turns'), 0, 0)[1])
@@ -76,12 +78,13 @@ function MicroBatches.awaited(ctx, header, size, gathered)
   if count == 0 then
     return 0, ''
   end
-  local raw = call('HGET', RUN, 'stale_wait')
+  local field = header.missing and 'late_wait' or 'stale_wait'
+  local raw = call('HGET', RUN, field)
   local since = raw and unpack_msg(raw)
-  if not since or since[1] ~= ctx.state.next_step then
-    since = {ctx.state.next_step, ctx.now}
+  if not since or since[1] ~= step then
+    since = {step, ctx.now}
   end
-  call('HSET', RUN, 'stale_wait', pack({since[1], since[2], count, first, ctx.now}))
+  call('HSET', RUN, field, pack({since[1], since[2], count, first, ctx.now}))
   if ctx.now - since[2] < ctx.policy.stale_wait_ms then
     return count, first
   end
@@ -97,7 +100,7 @@ function MicroBatches.take(ctx, header, count, budget, multiple, least)
   if not below then
     return Queue.take(ctx, count, budget, multiple, least)
   end
-  local groups, members, blocks = Queue.stalest(ctx, below, count)
+  local groups, members, blocks = Queue.stalest(ctx, Queue.subqueues_in(ctx, nil), below, count)
   Queue.remove(ctx, groups, members, blocks, 'stalest_first')
   if #groups < count then
     for _, group in ipairs(Queue.take(ctx, count - #groups, false, 1, 0)) do
@@ -164,19 +167,31 @@ function MicroBatches.new_step(ctx, train_version, target)
   }
 end
 
--- Closes the next micro-batch of step `next_step` with what was gathered for it and groups that were just taken out of
--- the queue, in order of pick; with the step's last micro-batch the step is assembled. Returns the micro-batch.
-function MicroBatches.close(ctx, header, taken, world_size)
-  local state = ctx.state
-  local step, micro_batch = state.next_step, header.micro_batches
-  local sums = {Batches.sum(taken, header.train_version)}
-  local groups, gathered = Gathering.take(ctx)
-  for _, group in ipairs(taken) do
-    groups[#groups + 1] = group
+-- Splits the groups of a micro-batch over the ranks. Those that make up for rejected ones go where the step has least.
+function MicroBatches.split(ctx, step, micro_batch, header, stored, groups, world_size)
+  local equal = header.equal == 1
+  if not stored.replaces then
+    return Sharding.split(groups, world_size, equal)
   end
-  for _, its in ipairs(gathered) do
-    MicroBatches.add_sums(sums, its)
+  for earlier = 0, micro_batch - 1 do
+    MicroBatches.split_again(ctx, step, earlier, header, Batches.load_micro_batch(step, earlier), world_size)
   end
+  return Sharding.split(groups, world_size, equal, Batches.loads(step, micro_batch, world_size))
+end
+
+-- Splits a closed micro-batch for another number of ranks, if it is.
+function MicroBatches.split_again(ctx, step, micro_batch, header, stored, world_size)
+  if #stored.ranks ~= world_size then
+    local groups = Batches.micro_batch_groups(step, micro_batch, stored)
+    local shards = MicroBatches.split(ctx, step, micro_batch, header, stored, groups, world_size)
+    Batches.store_micro_batch(ctx, step, micro_batch, stored, shards)
+    ctx.changed = true
+  end
+end
+
+-- Records, counts and stores the next micro-batch of a step with these groups and sums. Returns it.
+function MicroBatches.add(ctx, step, header, groups, sums, world_size, replaces)
+  local micro_batch = header.micro_batches
   local environments, own, others, by_staleness = unpack(sums)
   if Run.is_recorded(ctx) then
     local ids = {}
@@ -188,14 +203,42 @@ function MicroBatches.close(ctx, header, taken, world_size)
   Record.sort(groups)
   Batches.count(header, 1, environments)
   local before = micro_batch > 0 and Batches.load_micro_batch(step, micro_batch - 1).total or nil
-  local stored = {own = own, total = Batches.up_to(before, own)}
-  Batches.store_micro_batch(ctx, step, micro_batch, stored, Sharding.split(groups, world_size, header.equal == 1))
-
-  local final = header.micro == 0 or header.groups >= header.target
-    or (header.budget > 0 and header.tokens >= header.budget)
-  MicroBatches.settle(ctx, header, environments, final)
+  local total = Batches.up_to(before, own)
+  local stored = {own = own, total = total, train_version = header.train_version, replaces = replaces}
+  local shards = MicroBatches.split(ctx, step, micro_batch, header, stored, groups, world_size)
+  Batches.store_micro_batch(ctx, step, micro_batch, stored, shards)
   MicroBatches.count_assembled(ctx, environments, own, others, by_staleness)
   header.micro_batches = micro_batch + 1
+  return stored
+end
+
+-- Closes a micro-batch of a complete step with groups that make up for rejected ones. Returns it.
+function MicroBatches.replace(ctx, step, header, groups, world_size)
+  local sums = {Batches.sum(groups, header.train_version)}
+  local stored = MicroBatches.add(ctx, step, header, groups, sums, world_size, true)
+  Batches.move_step(ctx, {environments = sums[1]}, 'queued', 'delivered')
+  Batches.miss(ctx, header, -#groups)
+  Batches.save_step(step, header)
+  return stored
+end
+
+-- Closes the next micro-batch of step `next_step` with what was gathered for it and groups that were just taken out of
+-- the queue, in order of pick; with the step's last micro-batch the step is assembled. Returns the micro-batch.
+function MicroBatches.close(ctx, header, taken, world_size)
+  local state = ctx.state
+  local step = state.next_step
+  local sums = {Batches.sum(taken, header.train_version)}
+  local groups, gathered = Gathering.take(ctx)
+  for _, group in ipairs(taken) do
+    groups[#groups + 1] = group
+  end
+  for _, its in ipairs(gathered) do
+    MicroBatches.add_sums(sums, its)
+  end
+  local stored = MicroBatches.add(ctx, step, header, groups, sums, world_size)
+  local final = header.micro == 0 or header.groups >= header.target
+    or (header.budget > 0 and header.tokens >= header.budget)
+  MicroBatches.settle(ctx, header, sums[1], final)
   Batches.save_step(step, header)
   if final then
     state.next_step, state.micro_batches = step + 1, 0

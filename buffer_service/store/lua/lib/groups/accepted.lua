@@ -5,6 +5,7 @@
 
 -- @include ledger
 -- @include record
+-- @include starts
 -- @include totals
 -- @include totals_of
 
@@ -26,9 +27,18 @@ function Accepted.add(ctx, group, task, attempt)
     accepted[8], accepted[9] = accepted[8] + 1, accepted[9] + ctx.now - task.granted
   end
   response_tokens[environment] = (response_tokens[environment] or 0) + tokens
+  if group[P_FAILED_SAMPLES] > 0 then
+    Starts.count(ctx, environment, 4, group[P_FAILED_SAMPLES])
+  end
   for index = 1, #buckets, 2 do
     by_length[buckets[index]] = (by_length[buckets[index]] or 0) + buckets[index + 1]
   end
+end
+
+-- A moving mean over the last groups, about 64 of them: which part of them passes the filter.
+function Accepted.follow(ctx, passed)
+  local statistics = ctx.ledger.statistics
+  statistics.recent_acceptance_ppm = floor((statistics.recent_acceptance_ppm * 63 + (passed and 1000000 or 0)) / 64)
 end
 
 -- Adds what this call has accepted to the totals. Called once.

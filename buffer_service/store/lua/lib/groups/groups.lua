@@ -10,32 +10,72 @@ function Groups.move(ctx, group, from, to)
   Ledger.move_groups(ctx, from, to, group[G_ENVIRONMENT], 1, group[G_SAMPLES], group[G_TOKENS], group[G_BYTES])
 end
 
--- Records that an accepted group went to another state.
-function Groups.record_moved(ctx, group, to)
+-- Records that an accepted group went to another state, and why where a trainer says so.
+function Groups.record_moved(ctx, group, to, why)
   if Run.is_recorded(ctx) then
-    Run.record(ctx, 'moved', {ctx.now, group[G_ID], to})
+    Run.record(ctx, 'moved', {ctx.now, group[G_ID], to, why or ''})
   end
 end
 
--- Puts a record of the present timeline into the queue.
+-- The first stage of the policy that has not added anything to a group; nil for none.
+function Groups.following_stage(ctx, group)
+  local done = {}
+  for _, added in ipairs(group[G_ADDED] or {}) do
+    done[added[1]] = true
+  end
+  for _, name in ipairs(ctx.policy.stages) do
+    if not done[name] then
+      return name
+    end
+  end
+  return nil
+end
+
+-- Has a group that is being accepted begin with the first stage; false where the policy names none.
+function Groups.begin_stages(ctx, group)
+  local first = ctx.policy.stages[1]
+  if not first then
+    return false
+  end
+  Run.refuse_first_release()
+  group[G_STAGE], group[G_TRIES], group[G_ADDED] = first, 0, {}
+  ctx.topics.stages = true
+  return true
+end
+
+-- Puts a record of the present timeline into the queue: one that is accepted into the first stage of the policy.
 function Groups.queue(ctx, group, from)
-  local budget, tokens = ctx.policy.batch_tokens, ctx.ledger.groups.queued[A_TOKENS]
+  local tokens = Queue.tokens(ctx)
   Groups.move(ctx, group, from, 'queued')
+  if from == 'new' and Groups.begin_stages(ctx, group) then
+    return Queue.add(ctx, group)
+  end
   Queue.add(ctx, group)
   if from ~= 'new' then
     Groups.record_moved(ctx, group, 'queued')
   end
+  Groups.hint(ctx, tokens, group)
+end
+
+-- A group may be taken by batches now; `before`: tokens that they could take before.
+function Groups.hint(ctx, before, group)
+  local budget = ctx.policy.batch_tokens
   -- Pulls wait only while too little is queued; a hint at every group would wake all replicas for nothing.
-  if Queue.count(ctx) == ctx.wanted or tokens < budget and tokens + group[G_TOKENS] >= budget then
+  if Queue.count(ctx) == ctx.wanted or before < budget and before + group[G_TOKENS] >= budget then
     ctx.topics.groups = true
   end
 end
 
+-- Nobody needs the payloads of a group any more.
+function Groups.trash(group)
+  call_many('SADD', key('trash'), Record.payloads(group))
+end
+
 -- A group ends for good, outside of training; its task's tombstone stays until the next checkpoint.
-function Groups.finish(ctx, group, from, to)
+function Groups.finish(ctx, group, from, to, why)
   Groups.move(ctx, group, from, to)
-  Groups.record_moved(ctx, group, to)
-  Tasks.trash(group[G_PAYLOAD])
+  Groups.record_moved(ctx, group, to, why)
+  Groups.trash(group)
   Tasks.bury(ctx, group[G_TASK])
 end
 
@@ -50,7 +90,7 @@ function Groups.replace(ctx, group, from, to, otherwise)
   else
     Groups.move(ctx, group, from, to)
     Groups.record_moved(ctx, group, to)
-    Tasks.trash(group[G_PAYLOAD])
+    Groups.trash(group)
     Tasks.regenerate(ctx, group[G_TASK], task)
   end
 end
@@ -59,7 +99,7 @@ end
 function Groups.fits_queue(ctx, groups, tokens, bytes)
   local policy = ctx.policy
   local queued = ctx.ledger.groups.queued
-  return Queue.count(ctx) + groups <= policy.max_queued_groups
+  return Queue.total(ctx) + groups <= policy.max_queued_groups
     and (policy.max_queued_tokens == 0 or queued[A_TOKENS] + tokens <= policy.max_queued_tokens)
     and queued[A_BYTES] + bytes <= policy.max_queued_bytes
 end

@@ -4,12 +4,13 @@
 -- that leave together mostly came together, so a pull reads and removes records in a few small hashes. One hash of all
 -- records would cost it two accesses a group to memory that no cache holds, and more while that hash grows or shrinks.
 --
--- A subqueue is an environment and a priority. Each has two sorted sets of members: `q:<priority>:<environment>`
+-- A subqueue is an environment and a priority, and of groups in a stage (Stages) the stage too, as G_STAGE says it.
+-- Batches take nothing of those. Each has two sorted sets of members: `q:<priority>:<environment>`
 -- (score: sequence) and `a:<priority>:<environment>` (score: age by the policy's measure; equal ages go by sequence).
 -- Hash `subqueues` names those that are not empty.
 --
 -- ctx.subqueues, subqueue_by: subqueues that this call has met, in a list, and by environment and priority;
--- all_subqueues: true once these are all; queued: groups of all subqueues; window: the sequence from which on no group
+-- all_subqueues: true once these are all; queued, staged: groups that batches may take, those in stages; window: the sequence from which on no group
 -- may be taken, nil for none (MicroBatches).
 
 -- @include record
@@ -27,29 +28,33 @@ function Queue.unname_empty(ctx)
   end
 end
 
--- The subqueue of an environment and a priority, which is made where this call has not met it.
-function Queue.subqueue_of(ctx, environment, priority)
+-- The subqueue of an environment and a priority, and of a stage where it is not nil, which is made where this call has
+-- not met it.
+function Queue.subqueue_of(ctx, environment, priority, stage)
   if not ctx.subqueues then
     ctx.subqueues, ctx.subqueue_by = {}, {}
     ctx.before_close[#ctx.before_close + 1] = Queue.unname_empty
   end
   local subqueue_by = ctx.subqueue_by
-  local by_priority = subqueue_by[environment]
-  local subqueue = by_priority and by_priority[priority]
+  local by_priority, at = subqueue_by[environment], priority
+  if stage then
+    at = format('%s|%d', stage, priority)
+  end
+  local subqueue = by_priority and by_priority[at]
   if subqueue then
     return subqueue
   end
-  local name = format('%d:', priority) .. environment
+  local name = (stage and stage .. '|' or '') .. format('%d:', priority) .. environment
   subqueue = {
     name = name, stored = false, left = false, q = key('q:' .. name), a = key('a:' .. name),
-    priority = priority, environment = environment,
+    priority = priority, environment = environment, stage = stage,
     -- Groups that it has, as of Queue.count.
     count = 0,
     -- The oldest group's member: nil when not known, false when there is none.
     oldest = nil,
   }
   subqueue_by[environment] = by_priority or {}
-  subqueue_by[environment][priority] = subqueue
+  subqueue_by[environment][at] = subqueue
   ctx.subqueues[#ctx.subqueues + 1] = subqueue
   return subqueue
 end
@@ -60,30 +65,61 @@ function Queue.load_subqueues(ctx)
   if not ctx.all_subqueues then
     ctx.all_subqueues = true
     for _, name in ipairs(call('HKEYS', key('subqueues'))) do
-      local colon = string.find(name, ':', 1, true)
-      Queue.subqueue_of(ctx, string.sub(name, colon + 1), tonumber(string.sub(name, 1, colon - 1))).stored = true
+      local stage = string.match(name, '^([a-z0-9_]+%*?)|')
+      local first = stage and #stage + 2 or 1
+      local colon = string.find(name, ':', first, true)
+      local environment, priority = string.sub(name, colon + 1), tonumber(string.sub(name, first, colon - 1))
+      Queue.subqueue_of(ctx, environment, priority, stage).stored = true
     end
   end
   return ctx.subqueues or {}
 end
 
--- Queued groups, counted from what exists, with those that are gathered for a micro-batch (Gathering).
+-- Queued groups that batches may take, counted from what exists, with those that are gathered for a micro-batch
+-- (Gathering).
 function Queue.count(ctx)
   local state = ctx.state
   if not ctx.queued then
-    local queued = 0
+    local queued, staged = 0, 0
     for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
       subqueue.count = call('ZCARD', subqueue.q)
-      queued = queued + subqueue.count
+      if subqueue.stage then
+        staged = staged + subqueue.count
+      else
+        queued = queued + subqueue.count
+      end
     end
-    ctx.queued = queued
+    ctx.queued, ctx.staged = queued, staged
   end
   return ctx.queued + (state.gathered and state.gathered[GATHERED_GROUPS] or 0)
 end
 
+-- All queued groups, those in stages too.
+function Queue.total(ctx)
+  return Queue.count(ctx) + ctx.staged
+end
+
+-- Tokens of the queued groups that batches may take; state.staged_tokens are those of groups in stages, absent for
+-- none.
+function Queue.tokens(ctx)
+  return ctx.ledger.groups.queued[A_TOKENS] - (ctx.state.staged_tokens or 0)
+end
+
+-- Counts groups of so many tokens into a subqueue, or out of it.
+function Queue.note(ctx, subqueue, groups, tokens)
+  local state = ctx.state
+  subqueue.count = subqueue.count + groups
+  if subqueue.stage then
+    local staged = (state.staged_tokens or 0) + tokens
+    ctx.staged, state.staged_tokens, ctx.changed = ctx.staged + groups, staged > 0 and staged or nil, true
+  else
+    ctx.queued = ctx.queued + groups
+  end
+end
+
 -- Writes a record into the queue. It must be of the present timeline.
 function Queue.add(ctx, group)
-  local subqueue = Queue.subqueue_of(ctx, group[G_ENVIRONMENT], group[G_PRIORITY])
+  local subqueue = Queue.subqueue_of(ctx, group[G_ENVIRONMENT], group[G_PRIORITY], group[G_STAGE] or nil)
   Queue.count(ctx)
   if not subqueue.stored then
     subqueue.stored = true
@@ -96,28 +132,33 @@ function Queue.add(ctx, group)
   if subqueue.oldest == false or subqueue.oldest and member < subqueue.oldest then
     subqueue.oldest = nil
   end
-  subqueue.count, ctx.queued = subqueue.count + 1, ctx.queued + 1
+  Queue.note(ctx, subqueue, 1, group[G_TOKENS])
 end
 
--- The members of groups by subqueue.
+-- The members of groups by subqueue; tokens: of those in a stage.
 function Queue.split_by_subqueue(ctx, groups, members)
   local by_subqueue, subqueue, count = {}, nil, 0
   for index = 1, #groups do
     local group = groups[index]
     local environment, priority = group[G_ENVIRONMENT], group[G_PRIORITY]
-    if not subqueue or subqueue.environment ~= environment or subqueue.priority ~= priority then
-      subqueue = Queue.subqueue_of(ctx, environment, priority)
-      by_subqueue[subqueue] = by_subqueue[subqueue] or {}
+    local stage = group[G_STAGE] or nil
+    if not subqueue or subqueue.environment ~= environment or subqueue.priority ~= priority
+      or subqueue.stage ~= stage then
+      subqueue = Queue.subqueue_of(ctx, environment, priority, stage)
+      by_subqueue[subqueue] = by_subqueue[subqueue] or {tokens = 0}
       count = #by_subqueue[subqueue]
     end
     count = count + 1
     by_subqueue[subqueue][count] = members[index]
+    if stage then
+      by_subqueue[subqueue].tokens = by_subqueue[subqueue].tokens + group[G_TOKENS]
+    end
   end
   return by_subqueue
 end
 
 -- Takes records, with their members and blocks, out of the queue. Of their subqueues they are the first ones in this
--- order.
+-- order; nil: any. What a stage's worker holds is lost to it.
 function Queue.remove(ctx, groups, members, blocks, order)
   local topics = ctx.topics
   if #groups == 0 then
@@ -132,16 +173,34 @@ function Queue.remove(ctx, groups, members, blocks, order)
     if order == 'stalest_first' then
       ordered, other = other, ordered
     end
-    if order == 'lifo' then
+    if not order then
+      call_many('ZREM', ordered, leaving)
+    elseif order == 'lifo' then
       call('ZREMRANGEBYRANK', ordered, -count, -1)
     else
       call('ZREMRANGEBYRANK', ordered, 0, count - 1)
     end
     call_many('ZREM', other, leaving)
-    subqueue.left, subqueue.oldest, subqueue.count = true, nil, subqueue.count - count
+    if subqueue.stage then
+      call_many('HDEL', key('stage_held'), leaving)
+      call_many('ZREM', key('stage_leases'), leaving)
+    end
+    subqueue.left, subqueue.oldest = true, nil
+    Queue.note(ctx, subqueue, -count, -leaving.tokens)
   end
-  ctx.queued = ctx.queued - #groups
   topics.space, topics.tasks = true, true
+end
+
+-- A queued group goes to another stage, or (nil) to those that batches may take. Whoever held it holds it no more.
+function Queue.move(ctx, group, member, stage)
+  Run.write_kept_back(ctx)
+  local topics = ctx.topics
+  local space, tasks = topics.space, topics.tasks
+  Queue.remove(ctx, {group}, {member}, {}, nil)
+  -- It takes as much room as before.
+  topics.space, topics.tasks = space, tasks
+  group[G_STAGE] = stage or false
+  Queue.add(ctx, group)
 end
 
 -- Records of queued groups, in the order of their members, of which these are the blocks.
@@ -159,7 +218,7 @@ end
 -- Groups that are queued within ctx.window, and the first sequence that is not, nil for none.
 function Queue.split_by_window(ctx)
   local within, beyond = 0, nil
-  for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+  for _, subqueue in ipairs(Queue.subqueues_in(ctx, nil)) do
     local count = Queue.takeable(ctx, subqueue)
     within = within + count
     local first = call('ZRANGE', subqueue.q, count, count)[1]
@@ -168,6 +227,17 @@ function Queue.split_by_window(ctx)
     end
   end
   return within, beyond
+end
+
+-- The subqueues of a stage; nil: those that batches may take of.
+function Queue.subqueues_in(ctx, stage)
+  local subqueues = {}
+  for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+    if subqueue.stage == stage then
+      subqueues[#subqueues + 1] = subqueue
+    end
+  end
+  return subqueues
 end
 
 -- Groups of a subqueue that may be taken.
@@ -220,7 +290,7 @@ end
 function Queue.take(ctx, count, budget_tokens, multiple, least)
   local order = ctx.policy.order
   Queue.count(ctx)
-  local sources = Queue.subqueue_sources(ctx, Queue.load_subqueues(ctx), order)
+  local sources = Queue.subqueue_sources(ctx, Queue.subqueues_in(ctx, nil), order)
   local members, picking = Picking.pick(ctx, sources, 'queue_stride', count)
   local blocks = Blocks.of(members)
   local groups = Queue.load(ctx, blocks)
@@ -246,11 +316,11 @@ function Queue.take(ctx, count, budget_tokens, multiple, least)
   return groups
 end
 
--- Records of up to `limit` queued groups whose age is below `below` (in thousandths of a version), stalest first, their
--- members, and the blocks of those.
-function Queue.stalest(ctx, below, limit)
+-- Records of up to `limit` groups of subqueues whose age is below `below` (in thousandths of a version), stalest first,
+-- their members, and the blocks of those.
+function Queue.stalest(ctx, subqueues, below, limit)
   local members, stale = {}, {}
-  for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+  for _, subqueue in ipairs(subqueues) do
     local age = call('ZRANGE', subqueue.a, 0, 0, 'WITHSCORES')[2]
     if age and tonumber(age) < below then
       stale[#stale + 1] = subqueue

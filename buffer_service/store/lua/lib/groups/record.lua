@@ -2,6 +2,10 @@
 -- step after. Head, tail and mean (of the versions of its tokens, in thousandths) are those of the present timeline as
 -- of G_TERM, the run's term when the record was written; Record.clamp brings them up to date.
 --
+-- Groups of a run with stages have three fields more: G_STAGE is the stage in which a group waits, with a * where a
+-- worker holds it, or false; G_TRIES how often that failed; G_ADDED what stages have added, {name, payload key} each, in
+-- order.
+--
 -- ctx.raw_records: packed records as they were read, by record. Record.clamp alone changes a record, and these did
 -- not need it.
 
@@ -17,6 +21,15 @@ Record.RESPONSES = '<I5I4i6I4I2'
 -- acceptance, so that min(version, tail) is that of the present one. None where all tokens count as of the mean
 -- version.
 Record.VERSION_TOKENS = '<I6I5'
+
+-- Keys of all payloads of a group: its own first, then those that stages have added.
+function Record.payloads(group)
+  local payloads = {group[G_PAYLOAD]}
+  for index, added in ipairs(group[G_ADDED] or {}) do
+    payloads[index + 1] = added[2]
+  end
+  return payloads
+end
 
 -- Brings a record into the present timeline.
 function Record.clamp(ctx, group)
@@ -54,7 +67,7 @@ end
 -- A queued group's record, of the present timeline.
 function Record.unpack(ctx, raw)
   -- The values behind the array's header, of three bytes. This table is made once; cmsgpack's grows with each value.
-  local group = {select(2, cmsgpack.unpack_limit(raw, G_RESPONSES, 3))}
+  local group = {select(2, cmsgpack.unpack_limit(raw, G_ADDED, 3))}
   if group[G_TERM] == ctx.state.term then
     Record.keep_raw(ctx, group, raw)
     return group
@@ -82,6 +95,12 @@ function Record.pack_many(ctx, groups, first, last)
     parts[index + 1] = Record.pack(ctx, groups[first + index - 1])
   end
   return table.concat(parts)
+end
+
+-- How many records such an array has.
+function Record.count_of(packed)
+  local first = string.byte(packed)
+  return first < 220 and first - 144 or 256 * string.byte(packed, 2) + string.byte(packed, 3)
 end
 
 -- Puts records in order of sequence. Numbers alone are sorted without a call of Lua for every comparison.

@@ -11,6 +11,9 @@
 
 local Staging = {}
 
+-- Outcomes of a push with which something refers to the payload.
+Staging.KEPT = {queued = true, recorded = true, added = true}
+
 function Staging.delete(payload)
   if PAYLOADS_APART == 1 then
     call('SADD', key('trash'), payload)
@@ -39,7 +42,7 @@ end
 -- may be another's.
 function Staging.settle(ctx, group, outcome)
   local payload = group[P_PAYLOAD]
-  if outcome == 'queued' or outcome == 'recorded' or outcome == 'blocked' then
+  if Staging.KEPT[outcome] or outcome == 'blocked' then
     if PAYLOADS_APART == 0 then
       Parts.each('PERSIST', payload)
     end

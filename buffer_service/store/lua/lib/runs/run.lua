@@ -15,8 +15,9 @@
 -- publish covered), world_size, cursor, sequence, turns (the last one given, Tasks.turn, absent before), tickets (given
 -- to blocked pushes), ended_sequence, ended_through (tombstones up to it may go), leaseless (true once a group was
 -- accepted without a lease, absent before), forgotten (Remembered), retained_bytes (of trained steps that are not
--- checkpointed), created_ms, paused, held, draining, resuming (Resuming), gathered (Gathering), seen (highest revision
--- that a caller proved while the store was behind it), last_error, forks ({{term, version}, ...}).
+-- checkpointed), created_ms, paused, held, draining, resuming (Resuming), gathered (Gathering), staged_tokens
+-- (Queue), stage_leases (Stages), seen (highest revision that a caller proved while the store was behind it),
+-- last_error, forks ({{term, version}, ...}).
 
 -- Libraries are tables, named as their files with a capital; what one call knows is in `ctx`, which they pass along.
 
@@ -76,7 +77,8 @@ function Run.check_layout(found)
 end
 
 -- Gives a run the layout that services of 0.1.0 refuse, from when it has what they would damage: payloads in parts,
--- which they would take for lost, or turns (Tasks.turn), beside which they would number groups on their own.
+-- which they would take for lost; turns (Tasks.turn), beside which they would number groups on their own; or rejected
+-- groups, which they would not make up for.
 function Run.refuse_first_release()
   call('HSET', RUN, 'layout', '$SCHEMA_VERSIONp')
 end

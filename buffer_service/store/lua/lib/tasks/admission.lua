@@ -6,11 +6,13 @@
 
 local Admission = {}
 
--- What exists: groups that are queued, leased and in the open step, and how many groups make that step.
+-- What exists: groups that are queued, leased and in the open step, how many groups make that step, and how many
+-- complete ones still lack for rejected ones.
 function Admission.existing(ctx)
   local state = ctx.state
   local found = {
-    queued = Queue.count(ctx), leased = call('ZCARD', key('leases')), forming = 0, size = ctx.policy.batch_groups,
+    queued = Queue.total(ctx), leased = call('ZCARD', key('leases')), forming = 0, size = ctx.policy.batch_groups,
+    missing = state.missing or 0,
   }
   if state.micro_batches > 0 then
     local open = unpack_msg(call('HGET', key('steps'), format('%d', state.next_step)))
@@ -43,7 +45,8 @@ function Admission.room(ctx, exists, behind)
   if policy.max_lookahead >= 0 then
     local unpublished = state.next_step - state.published_steps
     local steps = (Admission.lookahead(ctx, behind) + 1000) * policy.batches_per_publish - 1000 * unpublished
-    room = math.min(room, floor(steps * exists.size / 1000) - (exists.forming + exists.queued + exists.leased))
+    local more = exists.missing - (exists.forming + exists.queued + exists.leased)
+    room = math.min(room, floor(steps * exists.size / 1000) + more)
   end
   return math.max(0, room)
 end
@@ -59,10 +62,11 @@ function Admission.note_held(ctx, exists, granted)
   ctx.policy = lowered
 end
 
--- The oldest weights with which one group after `groups` others may be started, at most the published ones.
+-- The oldest weights with which one group after `groups` others may be started, at most the published ones. Those that
+-- complete steps lack come first.
 function Admission.required_version(ctx, exists, groups)
   local state, policy = ctx.state, ctx.policy
-  local steps = state.next_step - state.published_steps + floor(groups / exists.size)
+  local steps = state.next_step - state.published_steps + floor(math.max(0, groups - exists.missing) / exists.size)
   local turn = state.version + floor(steps / policy.batches_per_publish)
   return math.min(state.version, math.max(0, turn - policy.max_staleness))
 end

@@ -196,6 +196,16 @@ function Tasks.end_lease(ctx, task_id, task)
   end
 end
 
+-- Whether a task's record names a payload: its group's, what stages have added to that, or its partial rollout.
+function Tasks.names(task, payload)
+  for _, added in pairs(task.added or {}) do
+    if added[2] == payload then
+      return true
+    end
+  end
+  return task.body == payload or task.payload == payload
+end
+
 -- Takes an open task out of the indexes of its state.
 function Tasks.unindex(ctx, task_id, task)
   local member = Tasks.entry(task_id, task)
@@ -231,7 +241,7 @@ end
 -- Starts a completed task anew, as the next incarnation.
 function Tasks.regenerate(ctx, task_id, task)
   task.incarnation = task.incarnation + 1
-  task.attempt, task.failures, task.accepted, task.body, task.error = 0, 0, -1, '', ''
+  task.attempt, task.failures, task.accepted, task.body, task.error, task.added = 0, 0, -1, '', '', nil
   Tasks.reopen(ctx, task_id, task, ctx.now)
 end
 
@@ -252,6 +262,9 @@ function Tasks.fail_attempt(ctx, task_id, task, why)
   local policy = ctx.policy
   task.failures = task.failures + 1
   task.error = string.sub(why, 1, 2000)
+  if not task.evaluation then
+    Starts.count(ctx, task.environment, 2, 1)
+  end
   if task.failures < (task.evaluation and MAX_EVAL_ATTEMPTS or policy.max_attempts) then
     Tasks.reopen(ctx, task_id, task, ctx.now + policy.retry_backoff_ms * 2 ^ math.min(task.failures - 1, 6))
     return false
@@ -260,7 +273,9 @@ function Tasks.fail_attempt(ctx, task_id, task, why)
   if task.evaluation then
     return true
   end
+  Starts.count(ctx, task.environment, 3, 1)
   Tasks.bury(ctx, task_id)
+  Run.record(ctx, 'failed', {ctx.now, format('%s/%d', task_id, task.incarnation), task.error})
   call('LPUSH', key('failures'), pack({task_id, task.attempt, task.error, ctx.now}))
   call('LTRIM', key('failures'), 0, 99)
   ctx.state.last_error = task.error
@@ -275,7 +290,6 @@ function Tasks.expire_leases(ctx, name, limit)
   for _, member in ipairs(due) do
     local task_id = Tasks.id_of_entry(member)
     local task = Tasks.load(task_id)
-  Run.record(ctx, 'failed', {ctx.now, format('%s/%d', task_id, task.incarnation), task.error})
     if task then
       Tasks.count(ctx, task, 'leases_expired')
       Tasks.fail_attempt(ctx, task_id, task, 'lease expired')

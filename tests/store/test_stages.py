@@ -1,0 +1,219 @@
+"""Stages: groups that wait for columns, the leases of their workers, and what becomes of groups meanwhile."""
+
+from dataclasses import replace
+from typing import Any
+
+from buffer_service import commands
+from buffer_service.domain import ops
+from buffer_service.domain.policy import OverflowAction
+from tests.store.driver import Run, claim
+
+REF, VALUES, REWARDS = "reference", "values", "rewards"
+
+
+async def ask(
+    run: Run, stage: str, count: int = 8, *, worker: str = "s", instance: str = "i", request_id: str = ""
+) -> ops.StageLeased:
+    request = request_id or f"stage-{next(run._ids)}"
+    return await run.store.call(
+        commands.lease_groups(run.run_id, ops.StageAsk(stage, worker, instance, request, count), seen_revision=claim(0))
+    )
+
+
+async def leased(run: Run, stage: str, count: int = 8, **kwargs: Any) -> list[ops.StageLease]:
+    return list((await ask(run, stage, count, **kwargs)).leases)
+
+
+def columns(run: Run, lease: ops.StageLease, body: bytes = b"columns", **kwargs: Any) -> ops.NewGroup:
+    """Columns that a stage pushes for a lease of a group that `Run.fill` has pushed."""
+    task_id, incarnation, _ = lease.lease_id.split("/")
+    return run.group(task_id, body, incarnation=int(incarnation), lease_id=lease.lease_id, **kwargs)
+
+
+async def add(run: Run, stage: str, *names: str, **kwargs: Any) -> list[str]:
+    """Have a stage add columns to groups, by name, and to all where none is named."""
+    kinds = []
+    for lease in await leased(run, stage):
+        if not names or lease.group_id in names:
+            kinds += await run.push_kinds(columns(run, lease, f"{stage}-{lease.group_id}".encode(), **kwargs))
+    return kinds
+
+
+async def states(run: Run) -> dict[str, tuple[int, int, int, int]]:
+    return {one.name: (one.waiting, one.leased, one.added, one.failed) for one in (await run.view()).stages}
+
+
+async def test_batches_take_groups_that_have_passed_all_stages_in_order(run: Run) -> None:
+    await run.create(stages=(REF, VALUES), max_queued_groups=8)
+    await run.fill("a", "b", "c")
+    assert await states(run) == {REF: (3, 0, 0, 0), VALUES: (0, 0, 0, 0)}
+    assert (await run.short(0)).queued == 0
+    assert await leased(run, VALUES) == []
+    assert await add(run, REF) == ["added"] * 3
+    first, *_ = await leased(run, VALUES, 1)
+    assert [(one.stage, one.payload_key) for one in first.added] == [(REF, first.added[0].payload_key)]
+    assert await run.store.fetch(run.run_id, [first.payload_key, first.added[0].payload_key]) == [
+        b"body-a",
+        b"reference-a/0",
+    ]
+    assert (await run.short(0)).queued == 0
+    assert await run.push_kinds(columns(run, first)) == ["added"]
+    assert await add(run, VALUES, "b/0") == ["added"]
+    batch = await run.batch(0)
+    assert [group.group_id for group in batch.shard] == ["a/0", "b/0"]
+    assert [[added.stage for added in group.added] for group in batch.shard] == [[REF, VALUES]] * 2
+    assert await run.ledger() == {"accepted": 3, "queued": 1, "delivered": 2}
+    await run.check()
+
+
+async def test_a_repeated_write_is_answered_like_the_first_and_a_lost_one_is_refused(run: Run) -> None:
+    await run.create(stages=(REF,), lease_ttl_ms=1000)
+    await run.fill("a")
+    (lost,) = await leased(run, REF)
+    await run.pass_ms(1001)
+    (lease,) = await leased(run, REF)
+    assert lease.lease_id != lost.lease_id
+    assert await run.push_kinds(columns(run, lost)) == ["closed"]
+    written = await run.write(columns(run, lease))
+    assert await run.push_kinds(written) == ["added"]
+    assert await run.push_kinds(written) == ["added"]
+    assert await run.push_kinds(columns(run, lease)) == ["duplicate"]
+    assert await run.push_kinds(columns(run, lost)) == ["closed"]
+    assert (await states(run))[REF] == (0, 0, 1, 1)
+    await run.check()
+
+
+async def test_what_does_not_belong_to_the_lease_is_refused(run: Run) -> None:
+    await run.create(stages=(REF,))
+    await run.fill("a", "b")
+    a, b = await leased(run, REF)
+    (samples,) = await run.push(columns(run, a, samples=5))
+    (tokens,) = await run.push(columns(run, a, tokens=11))
+    (other,) = await run.push(run.group("b", lease_id=a.lease_id))
+    assert [(one.kind.value, one.field) for one in (samples, tokens, other)] == [
+        ("invalid", "samples"),
+        ("invalid", "tokens"),
+        ("invalid", "lease_id"),
+    ]
+    forged = replace(b, lease_id=b.lease_id.replace(":2", ":3"))
+    assert await run.push_kinds(columns(run, forged)) == ["unknown_lease"]
+    assert await run.push_kinds(columns(run, replace(b, lease_id=b.lease_id.replace("b/0", "z/0")))) == ["closed"]
+    assert (await states(run))[REF] == (0, 2, 0, 0)
+    await run.check()
+
+
+async def test_leases_are_prolonged_returned_and_released_by_a_new_process(run: Run) -> None:
+    await run.create(stages=(REF,), lease_ttl_ms=1000)
+    await run.fill("a", "b")
+    a, b = await leased(run, REF, request_id="r")
+    assert [one.lease_id for one in await leased(run, REF, request_id="r")] == [a.lease_id, b.lease_id]
+    await run.pass_ms(800)
+    extended = await run.store.call(commands.extend(run.run_id, "s", "i", [a.lease_id, "a/0/reference:9"]))
+    assert [state.value for state in extended.states] == ["live", "lost"]
+    await run.pass_ms(800)
+    await run.store.sweep()
+    assert (await states(run))[REF] == (1, 1, 0, 1)
+    given = [ops.LeaseReturn(a.lease_id, ops.ReturnKind.INTERRUPTED, "", b"", None, 0)]
+    assert [o.value for o in (await run.store.call(commands.give_back(run.run_id, "s", "i", given))).outcomes] == [
+        "pending"
+    ]
+    assert len(await leased(run, REF)) == 2
+    assert await leased(run, REF, worker="other") == []
+    assert len(await leased(run, REF, instance="new")) == 2
+    assert (await states(run))[REF] == (0, 2, 0, 1)
+    await run.check()
+
+
+async def test_a_group_on_which_a_stage_fails_too_often_is_discarded(run: Run) -> None:
+    await run.create(stages=(REF,), max_attempts=2)
+    await run.fill("a", "b")
+    for outcome in ("pending", "failed"):
+        a, _ = await leased(run, REF, instance=outcome)
+        given = [ops.LeaseReturn(a.lease_id, ops.ReturnKind.FAILED, "no", b"", None, 0)]
+        back = await run.store.call(commands.give_back(run.run_id, "s", outcome, given))
+        assert [one.value for one in back.outcomes] == [outcome]
+    assert await run.ledger() == {"accepted": 2, "queued": 1, "discarded": 1}
+    await run.check()
+
+
+async def test_groups_in_stages_take_room_are_dropped_and_too_stale_like_queued_ones(run: Run) -> None:
+    await run.create(
+        stages=(REF,), max_queued_groups=3, overflow_action=OverflowAction.DROP_OLDEST, max_staleness=1, batch_groups=1
+    )
+    await run.fill("a", "b", "c")
+    held = await leased(run, REF, 2)
+    await run.fill("d")
+    assert await run.ledger() == {"accepted": 4, "queued": 3, "dropped_overflow": 1}
+    assert await run.push_kinds(columns(run, held[0])) == ["closed"]
+    assert await run.push_kinds(columns(run, held[1])) == ["added"]
+    await run.batch(0)
+    await run.publish(2, 0)
+    assert (await run.short(1)).queued == 0
+    assert await run.ledger() == {"accepted": 4, "dropped_overflow": 1, "dropped_stale": 2, "trained": 1}
+    assert await states(run) == {REF: (0, 0, 1, 0)}
+    await run.check()
+
+
+async def test_rewards_of_a_stage_are_judged_when_they_are_written(run: Run) -> None:
+    await run.create(stages=(REWARDS, REF), filter_equal_rewards=True, max_queued_groups=4)
+    await run.fill("a", "b", rewards=(0.0, 0.0))
+    a, b = await leased(run, REWARDS)
+    assert await run.push_kinds(columns(run, a, rewards=(1.0, 1.0)), columns(run, b, rewards=(1.0, 0.0))) == [
+        "filtered",
+        "added",
+    ]
+    assert await run.ledger() == {"accepted": 2, "queued": 1, "filtered": 1}
+    statistics = (await run.view()).statistics
+    assert (statistics["filtered_equal_rewards"], statistics["accepted_reward_milli"]) == (1, 3000)
+    assert [one.group_id for one in await leased(run, REF)] == ["b/0"]
+    await run.check()
+
+
+async def test_a_stage_that_is_named_no_more_lets_its_groups_go(run: Run) -> None:
+    await run.create(stages=(REF, VALUES))
+    await run.fill("a", "b")
+    (a,) = await leased(run, REF, 1)
+    policy = replace((await run.view()).policy, stages=(VALUES,))
+    await run.store.call(commands.update_policy(run.run_id, policy))
+    assert await run.push_kinds(columns(run, a)) == ["closed"]
+    assert await states(run) == {VALUES: (2, 0, 0, 0)}
+    await run.store.call(commands.update_policy(run.run_id, replace(policy, stages=())))
+    assert [group.group_id for group in (await run.batch(0)).shard] == ["a/0", "b/0"]
+    await run.check()
+
+
+async def test_added_columns_go_with_their_group(run: Run) -> None:
+    await run.create(stages=(REF,), batch_groups=1, max_queued_groups=4)
+    await run.fill("a", "b", "c")
+    assert await add(run, REF) == ["added"] * 3
+    assert len(await run.payload_keys()) == 6
+    await run.batch(0)
+    await run.publish(1, 0)
+    await run.checkpoint(0)
+    assert len(await run.payload_keys()) == 4
+    await run.store.delete_run(run.run_id)
+    assert await run.payload_keys() == set()
+
+
+async def test_a_group_whose_columns_are_lost_is_generated_anew(run: Run) -> None:
+    await run.create(stages=(REF,), batch_groups=1)
+    await run.submit("a")
+    lease = await run.one_lease()
+    assert await run.push_kinds(run.group(lease)) == ["queued"]
+    assert await add(run, REF) == ["added"]
+    batch = await run.batch(0)
+    await run.store.call(commands.report_lost(run.run_id, 1, 0, [batch.shard[0].added[0].payload_key]))
+    assert await run.ledger() == {"accepted": 1, "lost": 1}
+    assert (await run.one_lease()).incarnation == 1
+    await run.check()
+
+
+async def test_a_resume_takes_groups_back_that_have_passed(run: Run) -> None:
+    await run.create(stages=(REF,), batch_groups=1)
+    await run.fill("a")
+    await add(run, REF)
+    await run.batch(0)
+    await run.resume(0, ops.ResumeMode.REQUEUE)
+    batch = await run.batch(0)
+    assert [added.stage for added in batch.shard[0].added] == [REF]
+    await run.check()
