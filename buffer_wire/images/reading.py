@@ -121,7 +121,7 @@ def _read_path(location: str, root: Path | None) -> bytes:
         raise ImageRefused(location, "no readable file below the root of images") from error
     with os.fdopen(descriptor, "rb") as file:
         # Of what was opened, whatever its links lead to by now.
-        opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        opened = Path(f"/proc/self/fd/{descriptor}").readlink()
         if not opened.is_relative_to(root.resolve()) or not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ImageRefused(location, "no readable file below the root of images")
         return file.read(MAX_BLOB_BYTES + 1)
@@ -166,9 +166,7 @@ def _address(location: str, host: str, port: int, *, trusted: bool) -> str:
     """An address of the host that may be connected to."""
     found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if not trusted and not all(map(is_public, found)):
-        raise ImageRefused(
-            location, f"host {host} has an address that is not public; the worker may be told to trust it"
-        )
+        raise ImageRefused(location, f"host {host} has an address that is not public, and is not named as trusted")
     return found[0]
 
 

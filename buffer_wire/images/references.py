@@ -1,4 +1,4 @@
-"""Bounds of references to images, checked by both ends. Raises InvalidField naming the field, its value and the limit."""
+"""Bounds of references to images, checked by both ends. Each check raises InvalidField naming the field."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from rollout_buffer.v1 import groups_pb2 as pb
 
 
 def check_reference(at: str, image: pb.ImageRef, *, resolved: bool = False) -> None:
-    """Check what an image is named by; `at` names it in errors. `resolved`: its bytes were read, so its SHA-256 is known."""
+    """Check what an image is named by; `at` names it in errors. `resolved`: its SHA-256 is known."""
     if (image.sha256 or resolved or not image.location) and not limits.SHA256.fullmatch(image.sha256):
         raise InvalidField(f"{at}.sha256", image.sha256[:64], "64 digits of lower-case hex")
     if limits.CONTROL.search(image.location) or len(image.location) > limits.MAX_LOCATION_CHARS:

@@ -76,9 +76,7 @@ def _check_prompt(at: str, task: pb.Task) -> None:
             raise InvalidField(f"{at}.messages[{j}].role", message.role, "system, user, assistant or tool")
         _check_parts(f"{at}.messages[{j}]", message)
     if task.images and task.messages:
-        raise InvalidField(
-            f"{at}.images", f"{len(task.images)} images", "none beside messages, whose parts hold theirs"
-        )
+        raise InvalidField(f"{at}.images", f"{len(task.images)} images", "none beside messages: parts hold theirs")
     check_images(f"{at}.images", task.images, len(task.prompt_token_ids))
     check_placeholders(f"{at}.images", task.images, task.prompt_token_ids)
     images = [part for message in task.messages for part in message.parts if part.HasField("image")]

@@ -34,7 +34,7 @@ class Blobs:
     metrics: RpcMetrics
 
     async def write(self, context: RawContext) -> ops.WrittenBlob:
-        """Keep the blob of one call. Raises InvalidField, UnknownRun, BlobsFull, NotReady, and what the store raises."""
+        """Keep the blob of one call. Raises InvalidField, UnknownRun, BlobsFull, NotReady; and as the store does."""
         async with self.drain.interruptible():
             message, share = await self.incoming.read(context, Expected(_COPIES * limits.MAX_BLOB_BYTES, 1))
         with share:
