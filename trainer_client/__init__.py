@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from trainer_client.client.evaluation.calls import EvaluationFailure, EvaluationState
     from trainer_client.client.requests import Submission
     from trainer_client.forks import UsedAfterFork
-    from trainer_client.manifest import CollectiveManifest, FilesManifest, TensorsManifest, WeightFile, manifest_of
+    from trainer_client.manifest import (
+        AdapterManifest,
+        CollectiveManifest,
+        FilesManifest,
+        TensorsManifest,
+        WeightFile,
+        manifest_of,
+    )
     from trainer_client.policy import Environment, Policy
     from trainer_client.progress import ProgressBar
     from trainer_client.publish.publication import Publication, WeightPublisher
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
     from trainer_client.waiting import Waiting
 
 __all__ = [
+    "AdapterManifest",
     "AsyncBufferClient",
     "AsyncEvaluation",
     "Batch",
@@ -93,7 +101,14 @@ _HOMES = {
     "trainer_client.client.evaluation.blocking": ("Evaluation",),
     "trainer_client.client.evaluation.calls": ("EvaluationFailure", "EvaluationState"),
     "trainer_client.forks": ("UsedAfterFork",),
-    "trainer_client.manifest": ("CollectiveManifest", "FilesManifest", "TensorsManifest", "WeightFile", "manifest_of"),
+    "trainer_client.manifest": (
+        "AdapterManifest",
+        "CollectiveManifest",
+        "FilesManifest",
+        "TensorsManifest",
+        "WeightFile",
+        "manifest_of",
+    ),
     "trainer_client.policy": ("Environment", "Policy"),
     "trainer_client.progress": ("ProgressBar",),
     "trainer_client.publish.publication": ("Publication", "WeightPublisher"),

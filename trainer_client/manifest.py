@@ -1,4 +1,4 @@
-"""Manifests: the weights that a publish offers to the engines, as files, tensors in files, or by a broadcast.
+"""Manifests: the weights that a publish offers: files, tensors in files, an adapter, or what was broadcast.
 
 Invariant: equal manifests serialize to the same bytes, so that a repeated publish is recognised.
 """
@@ -84,7 +84,18 @@ class CollectiveManifest:
         return pb.WeightManifest(collective=collective, fallback=fallback)
 
 
-Manifest: TypeAlias = FilesManifest | TensorsManifest | CollectiveManifest
+@dataclass(frozen=True, slots=True)
+class AdapterManifest:
+    """Manifest of a LoRA adapter as PEFT writes it, which goes onto the weights that engines start with."""
+
+    files: FilesManifest
+
+    def to_wire(self) -> pb.WeightManifest:
+        """Convert to the wire's WeightManifest."""
+        return pb.WeightManifest(adapter=pb.AdapterManifest(files=self.files.listing()))
+
+
+Manifest: TypeAlias = FilesManifest | TensorsManifest | CollectiveManifest | AdapterManifest
 
 
 def checksum(path: Path) -> WeightFile:

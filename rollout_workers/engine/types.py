@@ -67,6 +67,22 @@ class PrefixCache(enum.StrEnum):
     """Those since the version that the request's group was begun with: a load leaves the cache alone. Exact no more."""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptImage:
+    """Image of a prompt, in its place there."""
+
+    sha256: str
+    """SHA-256 of the encoded image, in hex."""
+    location: str
+    """Location that it was read from; empty: it is a blob of the run."""
+    path: Path
+    """File with the encoded image."""
+    start: int
+    """First of its placeholder tokens in the prompt."""
+    tokens: int
+    """Number of its placeholder tokens, all of one id."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
     """Request to generate one sample, or to continue it."""
@@ -99,6 +115,9 @@ class SampleRequest:
     point where a sample was interrupted is not recognized."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence token."""
+    images: tuple[PromptImage, ...] = ()
+    """Images of the prompt, in order; input_ids hold their placeholders as the model sees them. Their ids are never
+    drawn."""
     columns: tuple[str, ...] = ()
     """Columns to record beside log-probabilities, by the names in Task.columns."""
     experts_from: int = 0
@@ -276,6 +295,20 @@ class Engine(Protocol):
 
         For small models and engines on this machine; EngineLoadFailed says so for others.
         """
+        ...
+
+    async def load_adapter(self, path: Path, version_label: str) -> None:
+        """Have requests that begin from now on run under the LoRA adapter in directory `path`, named `version_label`.
+
+        For an engine that runs, and whose weights are those that it started with. Requests that run go on under what
+        they began with, until they end or the engine needs the room: then the oldest end early. Weights that are loaded
+        later replace adapters, and the pause before them ends what runs under one. Raises EngineLoadFailed (what was in
+        force stays).
+        """
+        ...
+
+    async def drop_adapter(self) -> None:
+        """Have requests that begin from now on run under no adapter. None in force is no error."""
         ...
 
     async def check_tensors(self, tensors: Sequence[TensorSpec]) -> None:

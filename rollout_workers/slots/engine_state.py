@@ -34,6 +34,8 @@ class Weights(enum.Enum):
     """Weights it started with, which were published as version 0."""
     OTHER = enum.auto()
     """Weights that somebody has written; they are not, or not any more, known to be published."""
+    ADAPTED = enum.auto()
+    """Adapter of a published version, on the weights it started with."""
     PUBLISHED = enum.auto()
     """Weights of a published version; with Pause.SPOILED: those before a load that failed."""
 
@@ -87,6 +89,8 @@ class Event(enum.Enum):
     WHOLE = "holds weights that it confirms"
     OVERWRITTEN = "has other weights than those it started with"
     ADOPTED = "holds the published version"
+    ADAPTED = "new requests run under a published adapter"
+    BARE = "new requests run under the weights it started with alone"
     DISOWNED = "holds weights that were received and are not published"
     BROADCAST_ONLY = "published weights come without files"
     SUPPLIED = "published weights are to be had"
@@ -101,8 +105,16 @@ class Event(enum.Enum):
 
 
 _L, _W, _P, _S, _T, _F = Link, Weights, Pause, Supply, Trust, Fitness
-_WRITTEN: Mapping[enum.Enum, enum.Enum] = {_W.OWN: _W.OTHER, _W.BASE: _W.PUBLISHED}
-_UNSEEN: Mapping[enum.Enum, enum.Enum] = {_W.BASE: _W.OWN, _W.PUBLISHED: _W.OTHER}
+_WRITTEN: Mapping[enum.Enum, enum.Enum] = {
+    _W.OWN: _W.OTHER,
+    _W.BASE: _W.PUBLISHED,
+    _W.ADAPTED: _W.PUBLISHED,
+}
+_UNSEEN: Mapping[enum.Enum, enum.Enum] = {
+    _W.BASE: _W.OWN,
+    _W.ADAPTED: _W.OWN,
+    _W.PUBLISHED: _W.OTHER,
+}
 
 TRANSITIONS: Mapping[Event, Mapping[enum.Enum, enum.Enum]] = {
     Event.CONNECTED_OWN: {**dict.fromkeys(_W, _W.OWN), _F.UNFIT: _F.FIT},
@@ -118,6 +130,8 @@ TRANSITIONS: Mapping[Event, Mapping[enum.Enum, enum.Enum]] = {
     Event.WHOLE: {_P.SPOILED: _P.PAUSED},
     Event.OVERWRITTEN: _WRITTEN,
     Event.ADOPTED: {_W.OWN: _W.BASE, _W.OTHER: _W.PUBLISHED},
+    Event.ADAPTED: {_W.OWN: _W.ADAPTED, _W.BASE: _W.ADAPTED},
+    Event.BARE: {_W.ADAPTED: _W.OWN},
     Event.DISOWNED: _UNSEEN,
     Event.BROADCAST_ONLY: {_S.OPEN: _S.BROADCAST_ONLY},
     Event.SUPPLIED: {_S.BROADCAST_ONLY: _S.OPEN},
@@ -175,7 +189,7 @@ class EngineState:
     @property
     def is_published(self) -> bool:
         """True once this worker has seen it at a published version, until it is lost."""
-        return self.weights in {Weights.BASE, Weights.PUBLISHED}
+        return self.weights in {Weights.BASE, Weights.ADAPTED, Weights.PUBLISHED}
 
     @property
     def is_sound(self) -> bool:

@@ -156,8 +156,13 @@ class EngineSlot:
 
     @property
     def pristine(self) -> bool:
-        """True while the engine holds the weights it started with."""
+        """True while the engine holds the weights it started with, and no adapter on them."""
         return self._at.weights in {Weights.OWN, Weights.BASE}
+
+    @property
+    def can_adapt(self) -> bool:
+        """True while the engine holds the weights it started with, which adapters go onto."""
+        return self.pristine or self._at.weights is Weights.ADAPTED
 
     @property
     def loading(self) -> bool:

@@ -200,6 +200,9 @@ class WeightLoader:
         was_outpaced, self._outpaced = self._outpaced, superseded or lost_turn
         if superseded and not was_outpaced:
             return
+        if target.is_adapter:
+            await self._adapt(target, path)
+            return
         asked = time.monotonic()
         async with self._permits.load(partial(self._gives_way, target)) as permitted:
             began = time.monotonic()
@@ -218,6 +221,28 @@ class WeightLoader:
             self._fetcher.hold(slot.engine_id, path)
         self._adopt(target.version)
         _log.info("loaded", engine=slot.engine_id, version=label, reload_ms=slot.last_reload_ms)
+
+    async def _adapt(self, target: Published, path: Path) -> None:
+        """Have the engine take an adapter, while it generates."""
+        slot, label = self._slot, target.version.label
+        if not slot.can_adapt:
+            why = f"it goes onto the weights that engines start with, and this one holds {slot.loaded}: start it anew"
+            raise WeightsUnavailable(label, "an adapter", why)
+        if slot.hold is not None:
+            asked = time.monotonic()
+            with slot.phases.during(weights_pb2.RELOAD_PHASE_WAIT):
+                await slot.hold.released()
+            self._due_at += time.monotonic() - asked
+            if self._gives_way(target):
+                return
+        began = time.monotonic()
+        with self._on_the_clock(label), slot.phases.during(weights_pb2.RELOAD_PHASE_LOAD):
+            await slot.engine.load_adapter(path, label)
+        slot.reloaded(began)
+        slot.move(Event.ADAPTED)
+        self._fetcher.hold(slot.engine_id, path)
+        self._adopt(target.version)
+        _log.info("adapter loaded", engine=slot.engine_id, version=label, load_ms=slot.last_reload_ms)
 
     def _begin_anew(self) -> None:
         """Begin a load anew, with the whole time for itself: what counts is that the engine gets on, not that it
@@ -273,11 +298,17 @@ class WeightLoader:
         if target.files is not None:
             with slot.phases.during(weights_pb2.RELOAD_PHASE_FETCH):
                 path = await self._fetcher.fetch(
-                    version, target.files, deadline_s=self._timeout_s, engine_id=slot.engine_id
+                    version,
+                    target.files,
+                    deadline_s=self._timeout_s,
+                    engine_id=slot.engine_id,
+                    wanted=lambda: self._watcher.latest == target,
                 )
             slot.weights_from = self._fetcher.came_from
             return path
-        if version.version == 0 and slot.pristine:
+        if version.version == 0 and slot.can_adapt:
+            await slot.engine.drop_adapter()
+            slot.move(Event.BARE)
             return None
         if self._weightless:
             return Path()

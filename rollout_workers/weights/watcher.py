@@ -30,6 +30,8 @@ class Published:
     """Manifest of the files; None for a version that comes without files."""
     by_value: bool = False
     """True when the files are handed to the engine as tensors."""
+    is_adapter: bool = False
+    """True when the files are an adapter onto the weights that the engine started with."""
     membership: int = 0
     """The process group in which they were broadcast; 0: they were not. Then `files` is the fallback."""
 
@@ -41,6 +43,8 @@ class Published:
             return cls(version, manifest.files)
         if kind == "tensors":
             return cls(version, manifest.tensors.files, by_value=True)
+        if kind == "adapter":
+            return cls(version, manifest.adapter.files, is_adapter=True)
         if kind == "collective":
             fallback = manifest.fallback if manifest.HasField("fallback") else None
             return cls(version, fallback, membership=manifest.collective.membership)

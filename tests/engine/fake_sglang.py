@@ -5,7 +5,7 @@ It generates nothing. Each path answers by a handler that a test can replace; ev
 
 import asyncio
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
@@ -74,6 +74,12 @@ class FakeSglang:
         self.mask_max_tokens = 4096
         self.ranks = 1
         self.session_open = False
+        self.most_adapters = 0
+        """Adapters that it holds at once; 0: it was started without --enable-lora."""
+        self.adapters: dict[str, str] = {}
+        """Paths of the adapters that it holds, by name."""
+        self.running = Counter[str]()
+        """Requests that run under each adapter."""
         self.groups: set[str] = set()
         self.order: list[str] = []
         """Paths of the calls, in their order."""
@@ -92,6 +98,8 @@ class FakeSglang:
             "/continue_generation": self._done,
             "/update_weights_from_disk": self._update,
             "/update_weight_version": self._relabel,
+            "/load_lora_adapter": self._load_adapter,
+            "/unload_lora_adapter": self._unload_adapter,
             "/begin_weight_update": self._begin,
             "/end_weight_update": self._end,
             "/update_weights_from_tensor": self._update_part,
@@ -132,6 +140,7 @@ class FakeSglang:
         """
         self.starts += 1
         self.version = version
+        self.adapters.clear()
 
     def in_turn(self, path: str, *handlers: Handler) -> None:
         """Answer `path` by one handler after the other; the last one stays."""
@@ -146,7 +155,14 @@ class FakeSglang:
         body = await request.json() if request.can_read_body else None
         self.received[request.path].append(body)
         self.order.append(request.path)
-        response = await self.handlers.get(request.path, _not_found)(body) if not self.ended else HANG_UP
+        names: list[str] = (body.get("lora_path") or []) if body and request.path == "/generate" else []
+        if unknown := [name for name in names if name not in self.adapters]:
+            return _never_loaded(unknown[0], streamed=bool(body and body["stream"]))
+        self.running.update(names)
+        try:
+            response = await self.handlers.get(request.path, _not_found)(body) if not self.ended else HANG_UP
+        finally:
+            self.running.subtract(names)
         if request.path == "/generate" and body and body.get("stream"):
             response = as_stream(response)
         if response is HANG_UP:
@@ -167,6 +183,9 @@ class FakeSglang:
                 "enable_return_routed_experts": self.routed_experts,
                 "tp_size": self.ranks,
                 "incremental_streaming_output": self.incremental,
+                "enable_lora": self.most_adapters > 0,
+                "max_loras_per_batch": self.most_adapters or 8,
+                "max_loaded_loras": None,
                 "startup_time": {"scheduler_e2e": 10.0 + self.starts / 1_000},
                 **limits,
             }
@@ -176,7 +195,10 @@ class FakeSglang:
         return ok({"model_path": self.model_path, "weight_version": self.version})
 
     async def _models(self, body: Any) -> web.StreamResponse:
-        return ok({"data": [{"max_model_len": 100}]})
+        cards = [
+            {"id": name, "root": path, "parent": "model", "max_model_len": None} for name, path in self.adapters.items()
+        ]
+        return ok({"data": [{"id": "model", "max_model_len": 100, "parent": None}, *cards]})
 
     async def _loads(self, body: Any) -> web.StreamResponse:
         return ok({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "token_usage": 0.0}]})
@@ -197,6 +219,28 @@ class FakeSglang:
             return HANG_UP
         self.version = body["weight_version"]
         return ok({"success": True, "message": "Succeeded to update model weights."})
+
+    async def _load_adapter(self, body: Any) -> web.StreamResponse:
+        name = body["lora_name"]
+        if not self.most_adapters:
+            return self._adapters_are("LoRA is not enabled. Please set `--enable-lora` to enable LoRA.")
+        if name in self.adapters:
+            return self._adapters_are(f"Failed to load LoRA adapter {name} because it is already loaded")
+        self.adapters[name] = body["lora_path"]
+        return self._adapters_are()
+
+    async def _unload_adapter(self, body: Any) -> web.StreamResponse:
+        name = body["lora_name"]
+        if name not in self.adapters:
+            return self._adapters_are(f"LoRA with name {name} does not exist. Loaded LoRAs: {list(self.adapters)}")
+        if self.running[name]:
+            await asyncio.Event().wait()  # It waits for them, and holds every other load up.
+        del self.adapters[name]
+        return self._adapters_are()
+
+    def _adapters_are(self, error: str | None = None) -> web.StreamResponse:
+        body = {"success": error is None, "error_message": error, "loaded_adapters": self.adapters}
+        return web.json_response(body, status=400 if error else 200)
 
     async def _begin(self, body: Any) -> web.StreamResponse:
         if self.session_open:
@@ -229,6 +273,13 @@ class FakeSglang:
     async def _relabel(self, body: Any) -> web.StreamResponse:
         self.version = body["new_version"]
         return ok()
+
+
+def _never_loaded(name: str, *, streamed: bool) -> web.StreamResponse:
+    error = {"message": f"Got LoRA adapter that has never been loaded: {name}\nAll loaded adapters: dict_keys([])."}
+    if not streamed:
+        return web.json_response({"error": error}, status=400)
+    return web.Response(body=event({"error": {**error, "code": 400}}) + b"data: [DONE]\n\n")
 
 
 async def _not_found(body: Any) -> web.StreamResponse:

@@ -164,6 +164,12 @@ def patched(**fields: object) -> weights_pb2.WeightManifest:
     return found
 
 
+def adapter(*names: str) -> weights_pb2.WeightManifest:
+    files = [weights_pb2.WeightFile(name=name, sha256=bytes(32)) for name in names]
+    listed = weights_pb2.FilesManifest(base_url="http://trainer:8000/1.1", files=files)
+    return weights_pb2.WeightManifest(adapter=weights_pb2.AdapterManifest(files=listed))
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -182,8 +188,9 @@ def patched(**fields: object) -> weights_pb2.WeightManifest:
                 )
             )
         ),
+        adapter("adapter_config.json", "adapter_model.safetensors"),
     ],
-    ids=["collective", "fallback", "patches", "tensors", "tensors and their index"],
+    ids=["collective", "fallback", "patches", "tensors", "tensors and their index", "adapter"],
 )
 def test_a_manifest_of_every_kind_is_watched_as_it_was_published(rpc: Rpc, given: weights_pb2.WeightManifest) -> None:
     run = rpc.create()
@@ -201,6 +208,9 @@ def bad_files(name: str) -> weights_pb2.FilesManifest:
     ("bad", "field"),
     [
         (weights_pb2.WeightManifest(fallback=FILES), "manifest.kind"),
+        (adapter("adapter_config.json", "adapter_model.bin"), "manifest.adapter.files.files[1].name"),
+        (adapter("adapter_config.json"), "manifest.adapter.files.files"),
+        (adapter("adapter_model.safetensors"), "manifest.adapter.files.files"),
         (weights_pb2.WeightManifest(files=FILES, fallback=FILES), "manifest.fallback"),
         (weights_pb2.WeightManifest(collective=weights_pb2.CollectiveManifest()), "manifest.collective.membership"),
         (collective(fallback=bad_files("../a")), "manifest.fallback.files[0].name"),

@@ -45,6 +45,15 @@ class RecordingEngine(SimulatedEngine):
         self.calls.append(f"hand over {version_label}")
         await self._may_mix(super().load_tensors(path, version_label))
 
+    async def load_adapter(self, path: Path, version_label: str) -> None:
+        self.calls.append(f"adapter {version_label}")
+        await super().load_adapter(path, version_label)
+
+    async def drop_adapter(self) -> None:
+        if self._weights.adapter:
+            self.calls.append("no adapter")
+        await super().drop_adapter()
+
     async def join_group(self, process_group: ProcessGroup, *, deadline_s: float) -> None:
         self.calls.append(f"join {process_group.group_name} {process_group.rank}/{process_group.world_size}")
         await super().join_group(process_group, deadline_s=deadline_s)
@@ -95,6 +104,10 @@ class Loading:
 
     async def publish(self, term: int, version: int) -> None:
         await self.fake.publish(term, version, weights_pb2.WeightManifest(files=self.files(term, version)))
+
+    async def publish_adapter(self, term: int, version: int) -> None:
+        adapter = weights_pb2.AdapterManifest(files=self.files(term, version))
+        await self.fake.publish(term, version, weights_pb2.WeightManifest(adapter=adapter))
 
     async def until(self, holds: Any) -> None:
         """Wait for a change of the slot."""

@@ -77,7 +77,7 @@ def test_engine_gets_no_work(hindrance: enum.Enum) -> None:
 
 
 def test_engine_gets_no_work_before_it_was_seen_at_a_published_version() -> None:
-    assert {state.weights for state in STATES if state.is_sound} == {Weights.BASE, Weights.PUBLISHED}
+    assert {state.weights for state in STATES if state.is_sound} == {Weights.BASE, Weights.ADAPTED, Weights.PUBLISHED}
     assert not EngineState().after(Event.CONNECTED_OWN).is_sound
     assert EngineState().after(Event.CONNECTED_OWN).after(Event.ADOPTED).is_sound
     lost = EngineState().after(Event.ADOPTED).after(Event.LOST)
@@ -114,7 +114,8 @@ def test_every_engine_that_is_not_stopped_can_be_ready_again() -> None:
 
 
 def pristine(state: EngineState) -> bool:
-    return state.weights in {Weights.OWN, Weights.BASE}
+    """True for the weights that it started with, under an adapter or not."""
+    return state.weights in {Weights.OWN, Weights.BASE, Weights.ADAPTED}
 
 
 def published_as(was: EngineState, now: EngineState) -> bool:

@@ -1,4 +1,4 @@
-"""Publishers: they bring a trainer's weights to the engines as files, as tensors by value, or by a broadcast.
+"""Publishers: they bring a trainer's weights to the engines as files, by value, as adapters, or by a broadcast.
 
 A session imports the parts that publishers have in common. Each publisher is imported at its first use (PEP 562).
 """
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from buffer_wire.weights.door import WeightsDoor
+    from trainer_client.publish.adapters import AdapterPublisher
     from trainer_client.publish.collective.publisher import CollectivePublisher
     from trainer_client.publish.files import FilesPublisher
     from trainer_client.publish.ranks import PublishFailed
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from trainer_client.publish.tensors import TensorsPublisher
 
 __all__ = [
+    "AdapterPublisher",
     "CollectivePublisher",
     "FilesPublisher",
     "PublishFailed",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AdapterPublisher": "trainer_client.publish.adapters",
     "CollectivePublisher": "trainer_client.publish.collective.publisher",
     "FilesPublisher": "trainer_client.publish.files",
     "PublishFailed": "trainer_client.publish.ranks",

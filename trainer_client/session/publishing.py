@@ -14,7 +14,14 @@ from buffer_wire.errors import BatchNotReady, InvalidField, RolloutBufferError
 from trainer_client.client.driver import worth_repeating
 from trainer_client.client.engines import in_service
 from trainer_client.client.operations import ServiceClient
-from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest, TensorsManifest, manifest_of
+from trainer_client.manifest import (
+    AdapterManifest,
+    CollectiveManifest,
+    FilesManifest,
+    Manifest,
+    TensorsManifest,
+    manifest_of,
+)
 from trainer_client.publish.publication import Publication, RepeatingPublisher, WeightPublisher, WeightSource
 from trainer_client.session.plan import SessionPlan
 from trainer_client.state import Resumed, RunState, TrainerTime, WeightVersion
@@ -35,7 +42,7 @@ def manifest_for(source: WeightSource, publisher: WeightPublisher | None, public
 
     Raises InvalidField for a source that needs a publisher, and the publisher's errors.
     """
-    if source is None or isinstance(source, FilesManifest | TensorsManifest | CollectiveManifest):
+    if source is None or isinstance(source, FilesManifest | TensorsManifest | CollectiveManifest | AdapterManifest):
         return source
     if publisher is not None:
         return publisher.offer(source, publication)

@@ -9,6 +9,7 @@ from buffer_wire import limits
 from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
 from buffer_wire.messages import message_of
+from buffer_wire.weights.adapter import ADAPTER_CONFIG
 from rollout_buffer.v1 import weights_pb2 as pb
 
 _STATES = {number: word for word, number in words(pb.EngineState).items()}
@@ -51,12 +52,15 @@ def _counter(value: int, field: str) -> int:
 def _manifest(manifest: pb.WeightManifest) -> bytes:
     kind = manifest.WhichOneof("kind")
     if kind is None:
-        raise InvalidField("manifest.kind", "unset", "files, collective or tensors")
+        raise InvalidField("manifest.kind", "unset", "files, collective, tensors or adapter")
     if kind == "files":
         _files(manifest.files, "manifest.files")
     elif kind == "tensors":
         _files(manifest.tensors.files, "manifest.tensors.files")
         _check_tensor_files(manifest.tensors.files)
+    elif kind == "adapter":
+        _files(manifest.adapter.files, "manifest.adapter.files")
+        _check_adapter_files(manifest.adapter.files)
     else:
         fields.number(manifest.collective.membership, "manifest.collective.membership", 1, limits.MAX_INTEGER)
     if manifest.HasField("fallback"):
@@ -112,6 +116,17 @@ def _check_tensor_files(files: pb.FilesManifest) -> None:
             )
     if not any(file.name.endswith(_SAFETENSORS) for file in files.files):
         raise InvalidField("manifest.tensors.files.files", "no *.safetensors", "at least one *.safetensors")
+
+
+def _check_adapter_files(files: pb.FilesManifest) -> None:
+    """Check that the manifest has what an adapter is made of, and nothing else: no pickle above all."""
+    at = "manifest.adapter.files.files"
+    for i, file in enumerate(files.files):
+        if file.name != ADAPTER_CONFIG and not file.name.endswith(_SAFETENSORS):
+            raise InvalidField(f"{at}[{i}].name", file.name, f"*{_SAFETENSORS} or {ADAPTER_CONFIG}")
+    names = {file.name for file in files.files}
+    if ADAPTER_CONFIG not in names or len(names) == 1:
+        raise InvalidField(at, ", ".join(sorted(names)), f"{ADAPTER_CONFIG} and at least one *{_SAFETENSORS}")
 
 
 def report(request: pb.ReportEngineRequest) -> ops.EngineReport:

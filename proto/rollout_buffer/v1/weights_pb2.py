@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from rollout_buffer.v1 import common_pb2 as rollout__buffer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollout_buffer/v1/weights.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\"o\n\nWeightFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12/\n\x07patches\x18\x04 \x03(\x0b\x32\x1e.rollout_buffer.v1.WeightPatch\"T\n\x0bWeightPatch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x13\n\x0b\x62\x61se_sha256\x18\x04 \x01(\x0c\"`\n\rFilesManifest\x12\x10\n\x08\x62\x61se_url\x18\x01 \x01(\t\x12,\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x1d.rollout_buffer.v1.WeightFile\x12\x0f\n\x07mirrors\x18\x03 \x03(\t\"(\n\x12\x43ollectiveManifest\x12\x12\n\nmembership\x18\x01 \x01(\x04\"B\n\x0fTensorsManifest\x12/\n\x05\x66iles\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifest\"\xf3\x01\n\x0eWeightManifest\x12\x31\n\x05\x66iles\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifestH\x00\x12;\n\ncollective\x18\x02 \x01(\x0b\x32%.rollout_buffer.v1.CollectiveManifestH\x00\x12\x35\n\x07tensors\x18\x03 \x01(\x0b\x32\".rollout_buffer.v1.TensorsManifestH\x00\x12\x32\n\x08\x66\x61llback\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifestB\x06\n\x04kind\"8\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"-\n\nPlanMember\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\"\xf3\x02\n\x0e\x43ollectivePlan\x12\x31\n\x07version\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12+\n\x05phase\x18\x02 \x01(\x0e\x32\x1c.rollout_buffer.v1.PlanPhase\x12\x12\n\nmembership\x18\x03 \x01(\x04\x12\x16\n\x0emaster_address\x18\x04 \x01(\t\x12\x13\n\x0bmaster_port\x18\x05 \x01(\r\x12\x12\n\ngroup_name\x18\x06 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x07 \x01(\t\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12.\n\x07members\x18\t \x03(\x0b\x32\x1d.rollout_buffer.v1.PlanMember\x12.\n\x07tensors\x18\n \x03(\x0b\x32\x1d.rollout_buffer.v1.TensorSpec\x12\x12\n\ntimeout_ms\x18\x0b \x01(\r\x12\x13\n\x0b\x65stablished\x18\x0c \x01(\x08\"~\n\x15PlanCollectiveRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12/\n\x04plan\x18\x03 \x01(\x0b\x32!.rollout_buffer.v1.CollectivePlan\"B\n\x16PlanCollectiveResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t\"\xaa\x02\n\x0ePublishRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x33\n\x08manifest\x18\x04 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\x12 \n\x13\x63ommit_through_step\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0ftrainer_busy_ms\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12\x1c\n\x0ftrainer_wait_ms\x18\x07 \x01(\x04H\x02\x88\x01\x01\x42\x16\n\x14_commit_through_stepB\x12\n\x10_trainer_busy_msB\x12\n\x10_trainer_wait_ms\"\x89\x01\n\x0fPublishResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x17\n\x0f\x63ommitted_steps\x18\x03 \x01(\x04\"=\n\x13WatchWeightsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\"\xeb\x01\n\x14WatchWeightsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x06 \x01(\t\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x33\n\x08manifest\x18\x03 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\x12\x0e\n\x06paused\x18\x04 \x01(\x08\x12/\n\x04plan\x18\x05 \x01(\x0b\x32!.rollout_buffer.v1.CollectivePlan\"`\n\x0fReloadPhaseTime\x12-\n\x05phase\x18\x01 \x01(\x0e\x32\x1e.rollout_buffer.v1.ReloadPhase\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x0f\n\x07time_ms\x18\x03 \x01(\x04\"\x84\x05\n\x0c\x45ngineReport\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.rollout_buffer.v1.EngineState\x12\x30\n\x06loaded\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x0f\n\x07reloads\x18\x05 \x01(\x04\x12\x16\n\x0elast_reload_ms\x18\x06 \x01(\r\x12\x12\n\nlast_error\x18\x07 \x01(\t\x12\x0e\n\x06\x65rrors\x18\x08 \x01(\x04\x12\x12\n\nmembership\x18\t \x01(\x04\x12\x32\n\x08prepared\x18\n \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x13\n\x0bweights_url\x18\x0b \x01(\t\x12\x11\n\tsilent_ms\x18\x0c \x01(\x04\x12\x16\n\x0e\x64\x65\x63oded_tokens\x18\r \x01(\x04\x12\x16\n\x0e\x64\x65\x63ode_busy_ms\x18\x0e \x01(\x04\x12\x19\n\x11\x64\x65\x63ode_request_ms\x18\x0f \x01(\x04\x12\x39\n\rreload_phases\x18\x10 \x03(\x0b\x32\".rollout_buffer.v1.ReloadPhaseTime\x12\x14\n\x0cweights_from\x18\x11 \x01(\t\x12\x17\n\x0frunning_samples\x18\x12 \x01(\r\x12\x1b\n\x13max_running_samples\x18\x13 \x01(\r\x12\x16\n\x0ekv_usage_milli\x18\x14 \x01(\r\x12\x15\n\rmoved_samples\x18\x15 \x01(\x04\x12\x17\n\x0fsurplus_samples\x18\x16 \x01(\x04\x12\x16\n\x0esurplus_tokens\x18\x17 \x01(\x04\"\x82\x01\n\x13ReportEngineRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12/\n\x06report\x18\x02 \x01(\x0b\x32\x1f.rollout_buffer.v1.EngineReport\x12\x12\n\nwants_load\x18\x03 \x01(\x08\"\x87\x01\n\x14ReportEngineResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x10\n\x08may_load\x18\x03 \x01(\x08*s\n\tPlanPhase\x12\x1a\n\x16PLAN_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12PLAN_PHASE_PREPARE\x10\x01\x12\x18\n\x14PLAN_PHASE_BROADCAST\x10\x02\x12\x18\n\x14PLAN_PHASE_ABANDONED\x10\x03*\xb0\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STATE_STARTING\x10\x01\x12\x16\n\x12\x45NGINE_STATE_READY\x10\x02\x12\x18\n\x14\x45NGINE_STATE_LOADING\x10\x03\x12\x1c\n\x18\x45NGINE_STATE_QUARANTINED\x10\x04\x12\x18\n\x14\x45NGINE_STATE_STOPPED\x10\x05*\xb9\x01\n\x0bReloadPhase\x12\x1c\n\x18RELOAD_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12RELOAD_PHASE_FETCH\x10\x01\x12\x15\n\x11RELOAD_PHASE_WAIT\x10\x02\x12\x15\n\x11RELOAD_PHASE_JOIN\x10\x03\x12\x16\n\x12RELOAD_PHASE_PAUSE\x10\x04\x12\x15\n\x11RELOAD_PHASE_LOAD\x10\x05\x12\x17\n\x13RELOAD_PHASE_RESUME\x10\x06\x32\x8c\x03\n\rWeightService\x12P\n\x07Publish\x12!.rollout_buffer.v1.PublishRequest\x1a\".rollout_buffer.v1.PublishResponse\x12\x61\n\x0cWatchWeights\x12&.rollout_buffer.v1.WatchWeightsRequest\x1a\'.rollout_buffer.v1.WatchWeightsResponse0\x01\x12\x65\n\x0ePlanCollective\x12(.rollout_buffer.v1.PlanCollectiveRequest\x1a).rollout_buffer.v1.PlanCollectiveResponse\x12_\n\x0cReportEngine\x12&.rollout_buffer.v1.ReportEngineRequest\x1a\'.rollout_buffer.v1.ReportEngineResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollout_buffer/v1/weights.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\"o\n\nWeightFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12/\n\x07patches\x18\x04 \x03(\x0b\x32\x1e.rollout_buffer.v1.WeightPatch\"T\n\x0bWeightPatch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x13\n\x0b\x62\x61se_sha256\x18\x04 \x01(\x0c\"`\n\rFilesManifest\x12\x10\n\x08\x62\x61se_url\x18\x01 \x01(\t\x12,\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x1d.rollout_buffer.v1.WeightFile\x12\x0f\n\x07mirrors\x18\x03 \x03(\t\"(\n\x12\x43ollectiveManifest\x12\x12\n\nmembership\x18\x01 \x01(\x04\"B\n\x0fTensorsManifest\x12/\n\x05\x66iles\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifest\"B\n\x0f\x41\x64\x61pterManifest\x12/\n\x05\x66iles\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifest\"\xaa\x02\n\x0eWeightManifest\x12\x31\n\x05\x66iles\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifestH\x00\x12;\n\ncollective\x18\x02 \x01(\x0b\x32%.rollout_buffer.v1.CollectiveManifestH\x00\x12\x35\n\x07tensors\x18\x03 \x01(\x0b\x32\".rollout_buffer.v1.TensorsManifestH\x00\x12\x35\n\x07\x61\x64\x61pter\x18\x05 \x01(\x0b\x32\".rollout_buffer.v1.AdapterManifestH\x00\x12\x32\n\x08\x66\x61llback\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.FilesManifestB\x06\n\x04kind\"8\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"-\n\nPlanMember\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\"\xf3\x02\n\x0e\x43ollectivePlan\x12\x31\n\x07version\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12+\n\x05phase\x18\x02 \x01(\x0e\x32\x1c.rollout_buffer.v1.PlanPhase\x12\x12\n\nmembership\x18\x03 \x01(\x04\x12\x16\n\x0emaster_address\x18\x04 \x01(\t\x12\x13\n\x0bmaster_port\x18\x05 \x01(\r\x12\x12\n\ngroup_name\x18\x06 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x07 \x01(\t\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12.\n\x07members\x18\t \x03(\x0b\x32\x1d.rollout_buffer.v1.PlanMember\x12.\n\x07tensors\x18\n \x03(\x0b\x32\x1d.rollout_buffer.v1.TensorSpec\x12\x12\n\ntimeout_ms\x18\x0b \x01(\r\x12\x13\n\x0b\x65stablished\x18\x0c \x01(\x08\"~\n\x15PlanCollectiveRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12/\n\x04plan\x18\x03 \x01(\x0b\x32!.rollout_buffer.v1.CollectivePlan\"B\n\x16PlanCollectiveResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t\"\xaa\x02\n\x0ePublishRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x33\n\x08manifest\x18\x04 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\x12 \n\x13\x63ommit_through_step\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0ftrainer_busy_ms\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12\x1c\n\x0ftrainer_wait_ms\x18\x07 \x01(\x04H\x02\x88\x01\x01\x42\x16\n\x14_commit_through_stepB\x12\n\x10_trainer_busy_msB\x12\n\x10_trainer_wait_ms\"\x89\x01\n\x0fPublishResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x17\n\x0f\x63ommitted_steps\x18\x03 \x01(\x04\"=\n\x13WatchWeightsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\"\xeb\x01\n\x14WatchWeightsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x06 \x01(\t\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x33\n\x08manifest\x18\x03 \x01(\x0b\x32!.rollout_buffer.v1.WeightManifest\x12\x0e\n\x06paused\x18\x04 \x01(\x08\x12/\n\x04plan\x18\x05 \x01(\x0b\x32!.rollout_buffer.v1.CollectivePlan\"`\n\x0fReloadPhaseTime\x12-\n\x05phase\x18\x01 \x01(\x0e\x32\x1e.rollout_buffer.v1.ReloadPhase\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x0f\n\x07time_ms\x18\x03 \x01(\x04\"\x84\x05\n\x0c\x45ngineReport\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.rollout_buffer.v1.EngineState\x12\x30\n\x06loaded\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x0f\n\x07reloads\x18\x05 \x01(\x04\x12\x16\n\x0elast_reload_ms\x18\x06 \x01(\r\x12\x12\n\nlast_error\x18\x07 \x01(\t\x12\x0e\n\x06\x65rrors\x18\x08 \x01(\x04\x12\x12\n\nmembership\x18\t \x01(\x04\x12\x32\n\x08prepared\x18\n \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x13\n\x0bweights_url\x18\x0b \x01(\t\x12\x11\n\tsilent_ms\x18\x0c \x01(\x04\x12\x16\n\x0e\x64\x65\x63oded_tokens\x18\r \x01(\x04\x12\x16\n\x0e\x64\x65\x63ode_busy_ms\x18\x0e \x01(\x04\x12\x19\n\x11\x64\x65\x63ode_request_ms\x18\x0f \x01(\x04\x12\x39\n\rreload_phases\x18\x10 \x03(\x0b\x32\".rollout_buffer.v1.ReloadPhaseTime\x12\x14\n\x0cweights_from\x18\x11 \x01(\t\x12\x17\n\x0frunning_samples\x18\x12 \x01(\r\x12\x1b\n\x13max_running_samples\x18\x13 \x01(\r\x12\x16\n\x0ekv_usage_milli\x18\x14 \x01(\r\x12\x15\n\rmoved_samples\x18\x15 \x01(\x04\x12\x17\n\x0fsurplus_samples\x18\x16 \x01(\x04\x12\x16\n\x0esurplus_tokens\x18\x17 \x01(\x04\"\x82\x01\n\x13ReportEngineRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12/\n\x06report\x18\x02 \x01(\x0b\x32\x1f.rollout_buffer.v1.EngineReport\x12\x12\n\nwants_load\x18\x03 \x01(\x08\"\x87\x01\n\x14ReportEngineResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12\x33\n\tpublished\x18\x02 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x10\n\x08may_load\x18\x03 \x01(\x08*s\n\tPlanPhase\x12\x1a\n\x16PLAN_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12PLAN_PHASE_PREPARE\x10\x01\x12\x18\n\x14PLAN_PHASE_BROADCAST\x10\x02\x12\x18\n\x14PLAN_PHASE_ABANDONED\x10\x03*\xb0\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STATE_STARTING\x10\x01\x12\x16\n\x12\x45NGINE_STATE_READY\x10\x02\x12\x18\n\x14\x45NGINE_STATE_LOADING\x10\x03\x12\x1c\n\x18\x45NGINE_STATE_QUARANTINED\x10\x04\x12\x18\n\x14\x45NGINE_STATE_STOPPED\x10\x05*\xb9\x01\n\x0bReloadPhase\x12\x1c\n\x18RELOAD_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12RELOAD_PHASE_FETCH\x10\x01\x12\x15\n\x11RELOAD_PHASE_WAIT\x10\x02\x12\x15\n\x11RELOAD_PHASE_JOIN\x10\x03\x12\x16\n\x12RELOAD_PHASE_PAUSE\x10\x04\x12\x15\n\x11RELOAD_PHASE_LOAD\x10\x05\x12\x17\n\x13RELOAD_PHASE_RESUME\x10\x06\x32\x8c\x03\n\rWeightService\x12P\n\x07Publish\x12!.rollout_buffer.v1.PublishRequest\x1a\".rollout_buffer.v1.PublishResponse\x12\x61\n\x0cWatchWeights\x12&.rollout_buffer.v1.WatchWeightsRequest\x1a\'.rollout_buffer.v1.WatchWeightsResponse0\x01\x12\x65\n\x0ePlanCollective\x12(.rollout_buffer.v1.PlanCollectiveRequest\x1a).rollout_buffer.v1.PlanCollectiveResponse\x12_\n\x0cReportEngine\x12&.rollout_buffer.v1.ReportEngineRequest\x1a\'.rollout_buffer.v1.ReportEngineResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollout_buffer.v1.weights_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PLANPHASE']._serialized_start=3172
-  _globals['_PLANPHASE']._serialized_end=3287
-  _globals['_ENGINESTATE']._serialized_start=3290
-  _globals['_ENGINESTATE']._serialized_end=3466
-  _globals['_RELOADPHASE']._serialized_start=3469
-  _globals['_RELOADPHASE']._serialized_end=3654
+  _globals['_PLANPHASE']._serialized_start=3295
+  _globals['_PLANPHASE']._serialized_end=3410
+  _globals['_ENGINESTATE']._serialized_start=3413
+  _globals['_ENGINESTATE']._serialized_end=3589
+  _globals['_RELOADPHASE']._serialized_start=3592
+  _globals['_RELOADPHASE']._serialized_end=3777
   _globals['_WEIGHTFILE']._serialized_start=86
   _globals['_WEIGHTFILE']._serialized_end=197
   _globals['_WEIGHTPATCH']._serialized_start=199
@@ -48,34 +48,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COLLECTIVEMANIFEST']._serialized_end=423
   _globals['_TENSORSMANIFEST']._serialized_start=425
   _globals['_TENSORSMANIFEST']._serialized_end=491
-  _globals['_WEIGHTMANIFEST']._serialized_start=494
-  _globals['_WEIGHTMANIFEST']._serialized_end=737
-  _globals['_TENSORSPEC']._serialized_start=739
-  _globals['_TENSORSPEC']._serialized_end=795
-  _globals['_PLANMEMBER']._serialized_start=797
-  _globals['_PLANMEMBER']._serialized_end=842
-  _globals['_COLLECTIVEPLAN']._serialized_start=845
-  _globals['_COLLECTIVEPLAN']._serialized_end=1216
-  _globals['_PLANCOLLECTIVEREQUEST']._serialized_start=1218
-  _globals['_PLANCOLLECTIVEREQUEST']._serialized_end=1344
-  _globals['_PLANCOLLECTIVERESPONSE']._serialized_start=1346
-  _globals['_PLANCOLLECTIVERESPONSE']._serialized_end=1412
-  _globals['_PUBLISHREQUEST']._serialized_start=1415
-  _globals['_PUBLISHREQUEST']._serialized_end=1713
-  _globals['_PUBLISHRESPONSE']._serialized_start=1716
-  _globals['_PUBLISHRESPONSE']._serialized_end=1853
-  _globals['_WATCHWEIGHTSREQUEST']._serialized_start=1855
-  _globals['_WATCHWEIGHTSREQUEST']._serialized_end=1916
-  _globals['_WATCHWEIGHTSRESPONSE']._serialized_start=1919
-  _globals['_WATCHWEIGHTSRESPONSE']._serialized_end=2154
-  _globals['_RELOADPHASETIME']._serialized_start=2156
-  _globals['_RELOADPHASETIME']._serialized_end=2252
-  _globals['_ENGINEREPORT']._serialized_start=2255
-  _globals['_ENGINEREPORT']._serialized_end=2899
-  _globals['_REPORTENGINEREQUEST']._serialized_start=2902
-  _globals['_REPORTENGINEREQUEST']._serialized_end=3032
-  _globals['_REPORTENGINERESPONSE']._serialized_start=3035
-  _globals['_REPORTENGINERESPONSE']._serialized_end=3170
-  _globals['_WEIGHTSERVICE']._serialized_start=3657
-  _globals['_WEIGHTSERVICE']._serialized_end=4053
+  _globals['_ADAPTERMANIFEST']._serialized_start=493
+  _globals['_ADAPTERMANIFEST']._serialized_end=559
+  _globals['_WEIGHTMANIFEST']._serialized_start=562
+  _globals['_WEIGHTMANIFEST']._serialized_end=860
+  _globals['_TENSORSPEC']._serialized_start=862
+  _globals['_TENSORSPEC']._serialized_end=918
+  _globals['_PLANMEMBER']._serialized_start=920
+  _globals['_PLANMEMBER']._serialized_end=965
+  _globals['_COLLECTIVEPLAN']._serialized_start=968
+  _globals['_COLLECTIVEPLAN']._serialized_end=1339
+  _globals['_PLANCOLLECTIVEREQUEST']._serialized_start=1341
+  _globals['_PLANCOLLECTIVEREQUEST']._serialized_end=1467
+  _globals['_PLANCOLLECTIVERESPONSE']._serialized_start=1469
+  _globals['_PLANCOLLECTIVERESPONSE']._serialized_end=1535
+  _globals['_PUBLISHREQUEST']._serialized_start=1538
+  _globals['_PUBLISHREQUEST']._serialized_end=1836
+  _globals['_PUBLISHRESPONSE']._serialized_start=1839
+  _globals['_PUBLISHRESPONSE']._serialized_end=1976
+  _globals['_WATCHWEIGHTSREQUEST']._serialized_start=1978
+  _globals['_WATCHWEIGHTSREQUEST']._serialized_end=2039
+  _globals['_WATCHWEIGHTSRESPONSE']._serialized_start=2042
+  _globals['_WATCHWEIGHTSRESPONSE']._serialized_end=2277
+  _globals['_RELOADPHASETIME']._serialized_start=2279
+  _globals['_RELOADPHASETIME']._serialized_end=2375
+  _globals['_ENGINEREPORT']._serialized_start=2378
+  _globals['_ENGINEREPORT']._serialized_end=3022
+  _globals['_REPORTENGINEREQUEST']._serialized_start=3025
+  _globals['_REPORTENGINEREQUEST']._serialized_end=3155
+  _globals['_REPORTENGINERESPONSE']._serialized_start=3158
+  _globals['_REPORTENGINERESPONSE']._serialized_end=3293
+  _globals['_WEIGHTSERVICE']._serialized_start=3780
+  _globals['_WEIGHTSERVICE']._serialized_end=4176
 # @@protoc_insertion_point(module_scope)

@@ -270,6 +270,30 @@ class TensorsManifest(google.protobuf.message.Message):
 Global___TensorsManifest: typing_extensions.TypeAlias = TensorsManifest
 
 @typing.final
+class AdapterManifest(google.protobuf.message.Message):
+    """A LoRA adapter, as PEFT writes it: adapter_config.json and *.safetensors. It goes onto the weights that engines start
+    with. An engine takes it without a pause, under the name of its version. A request that began under an adapter ends
+    under it; what begins later runs under the newest.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: builtins.int
+    @property
+    def files(self) -> Global___FilesManifest:
+        """Source from which the worker gets the files."""
+
+    def __init__(
+        self,
+        *,
+        files: Global___FilesManifest | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["files", b"files"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["files", b"files"]) -> None: ...
+
+Global___AdapterManifest: typing_extensions.TypeAlias = AdapterManifest
+
+@typing.final
 class WeightManifest(google.protobuf.message.Message):
     """Source of the weights of one version."""
 
@@ -278,6 +302,7 @@ class WeightManifest(google.protobuf.message.Message):
     FILES_FIELD_NUMBER: builtins.int
     COLLECTIVE_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     FALLBACK_FIELD_NUMBER: builtins.int
     @property
     def files(self) -> Global___FilesManifest:
@@ -292,6 +317,12 @@ class WeightManifest(google.protobuf.message.Message):
         """Files that the worker hands over as tensors."""
 
     @property
+    def adapter(self) -> Global___AdapterManifest:
+        """An adapter onto the weights that engines start with. A worker that does not know adapters loads nothing and says
+        that the version comes without files.
+        """
+
+    @property
     def fallback(self) -> Global___FilesManifest:
         """Fallback of `collective`: the same weights as files. Optional."""
 
@@ -301,11 +332,12 @@ class WeightManifest(google.protobuf.message.Message):
         files: Global___FilesManifest | None = ...,
         collective: Global___CollectiveManifest | None = ...,
         tensors: Global___TensorsManifest | None = ...,
+        adapter: Global___AdapterManifest | None = ...,
         fallback: Global___FilesManifest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["collective", b"collective", "fallback", b"fallback", "files", b"files", "kind", b"kind", "tensors", b"tensors"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["collective", b"collective", "fallback", b"fallback", "files", b"files", "kind", b"kind", "tensors", b"tensors"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["files", "collective", "tensors"] | None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter", "collective", b"collective", "fallback", b"fallback", "files", b"files", "kind", b"kind", "tensors", b"tensors"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "collective", b"collective", "fallback", b"fallback", "files", b"files", "kind", b"kind", "tensors", b"tensors"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["files", "collective", "tensors", "adapter"] | None: ...
 
 Global___WeightManifest: typing_extensions.TypeAlias = WeightManifest
 

@@ -11,7 +11,7 @@ The server's habits that shape this file; each is a requirement, with a test:
   and a server that somebody else left paused has to be resumed before anything.
 - A pause in mode abort looks for running requests once a second: aborting them first saves that second.
 
-Weights are loaded in weights.py.
+Weights are loaded in weights.py, adapters in adapters.py.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from rollout_workers.engine.errors import (
 )
 from rollout_workers.engine.requests import check_requests, never_ran
 from rollout_workers.engine.sglang import settings
+from rollout_workers.engine.sglang.adapters import SglangAdapters
 from rollout_workers.engine.sglang.generation.calls import SglangGenerate
 from rollout_workers.engine.sglang.generation.wire import ODD
 from rollout_workers.engine.sglang.weights import SglangWeights
@@ -63,6 +64,7 @@ class SglangEngine(HttpEngine):
     ) -> None:
         super().__init__(base_url, options=options, headers=headers)
         self._weights = SglangWeights(self._calls)
+        self._adapters = SglangAdapters(self._calls)
         self._known_vocab_size = vocab_size
         self._info: EngineInfo | None = None
         self._start: dict[str, Any] | None = None
@@ -82,7 +84,9 @@ class SglangEngine(HttpEngine):
         return (await self.info()).vocab_size
 
     async def loaded_version(self) -> str:
-        return await self._weights.loaded_version()
+        """See Engine. The adapter in force, if the server says that it holds it; else the label of its weights."""
+        adapter = self._adapters.current
+        return adapter if adapter and await self._adapters.is_held() else await self._weights.loaded_version()
 
     async def check_version(self) -> None:
         """Raise EngineUnfit if it says that it is too old; other EngineErrors where it does not answer yet."""
@@ -125,8 +129,14 @@ class SglangEngine(HttpEngine):
     async def _connect(self) -> EngineInfo:
         found = await settings.ask(self._calls, vocab_size=self._known_vocab_size)
         await self._weights.found(found.label, found.model_path, ranks=found.ranks)
+        await self._adapters.found(found.adapters)
         self._generate_calls = SglangGenerate(
-            self._calls, self._flights, found.settings, lambda: self._weights.label, self._say_decoding
+            self._calls,
+            self._flights,
+            found.settings,
+            lambda: self._weights.label,
+            self._adapters,
+            self._say_decoding,
         )
         self._start = found.start
         return found.info
@@ -217,6 +227,8 @@ class SglangEngine(HttpEngine):
 
     async def pause(self, mode: PauseMode) -> None:
         await self.info()  # a paused server answers none of the questions that need its tokenizer
+        if self._adapters.in_use:
+            mode = PauseMode.ABORT  # An adapter does not go with the weights that come.
         doing = f"pausing ({mode})"
         gate = self._flights.gate
         was_open = gate.is_open
@@ -243,10 +255,20 @@ class SglangEngine(HttpEngine):
         """See Engine. `path` must mean the same to the server as it does here."""
         await self.info()
         await self._weights.load_files(path, version_label)
+        self._adapters.drop()
 
     async def load_tensors(self, path: Path, version_label: str) -> None:
         await self.info()
         await self._weights.load_tensors(path, version_label)
+        self._adapters.drop()
+
+    async def load_adapter(self, path: Path, version_label: str) -> None:
+        """See Engine. `path` must mean the same to the server as it does here."""
+        await self.info()
+        await self._adapters.load(path, version_label, model=self._weights.layout, end=self.abort)
+
+    async def drop_adapter(self) -> None:
+        self._adapters.drop()
 
     async def check_tensors(self, tensors: Sequence[TensorSpec]) -> None:
         await self.info()
@@ -262,6 +284,7 @@ class SglangEngine(HttpEngine):
         self, tensors: Sequence[TensorSpec], *, group_name: str, version_label: str, deadline_s: float
     ) -> None:
         await self._weights.receive(tensors, group_name=group_name, version_label=version_label, deadline_s=deadline_s)
+        self._adapters.drop()
 
     async def checksums(self) -> dict[str, str]:
         """A checksum of every parameter, as the server names and holds it, to compare servers with each other."""

@@ -49,6 +49,8 @@ class Found:
     """Label of the weights that the server holds."""
     model_path: Path
     ranks: int
+    adapters: int
+    """Most LoRA adapters that it holds at once; 0: it takes none."""
     start: dict[str, Any]
     """Fields that tell this start of the server from the next, as far as the server has them."""
 
@@ -86,6 +88,8 @@ async def ask(calls: HttpCalls, *, vocab_size: int | None) -> Found:
             incremental=bool(server.get("incremental_streaming_output")),
             speculative=speculative,
             masks=masks,
+            images=bool(model.get("has_image_understanding")),
+            sees_files=calls.options.sees_files,
             **({"no_experts": shape} if isinstance(shape, str) else {"experts": shape} if shape is not None else {}),
         )
         return Found(
@@ -94,10 +98,18 @@ async def ask(calls: HttpCalls, *, vocab_size: int | None) -> Found:
             label=str(model["weight_version"]),
             model_path=Path(info.model_path),
             ranks=int(server.get("tp_size") or 1),
+            adapters=_most_adapters(server),
             start=_start_of(server),
         )
     except wire.ODD as error:
         raise EngineMalformed(calls.address, _DOING, f"{type(error).__name__} {error}") from error
+
+
+def _most_adapters(server: dict[str, Any]) -> int:
+    if not server.get("enable_lora"):
+        return 0
+    limits = [server.get(name) for name in ("max_loras_per_batch", "max_loaded_loras")]
+    return min((int(limit) for limit in limits if limit), default=0)
 
 
 async def check_version(calls: HttpCalls) -> None:

@@ -69,6 +69,11 @@ class SglangWeights:
         with contextlib.suppress(weight_files.UnloadableWeights):
             self._layout = await asyncio.to_thread(weight_files.read_layout, model_path)
 
+    @property
+    def layout(self) -> weight_files.Layout | None:
+        """Layout of the model that the server was started with, or of what it loaded first; None: nobody knows."""
+        return self._layout
+
     async def loaded_version(self) -> str:
         """The label that the server reports."""
         doing = "asking for the loaded version"

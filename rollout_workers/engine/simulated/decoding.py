@@ -18,6 +18,8 @@ class Decoding:
     answer: Answer
     vocab_size: int
     prefill_left_s: float
+    adapter: str = ""
+    """Label of the adapter under which it began, and goes on; empty: none."""
     done: int = 0
     spans: list[VersionSpan] = field(default_factory=list)
     aborted: bool = False

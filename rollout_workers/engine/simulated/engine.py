@@ -132,7 +132,7 @@ class SimulatedEngine:
 
     async def loaded_version(self) -> str:
         await self._reach("asking for the loaded version")
-        return self._weights.label
+        return self._weights.in_force
 
     def check_sampling(self, request: SampleRequest) -> None:
         """See Engine. Nothing is beyond it."""
@@ -208,8 +208,8 @@ class SimulatedEngine:
         await self._reach(f"pausing ({mode})")
         self._gate.close()
         self._paused = mode
-        if mode is PauseMode.ABORT:
-            await self._end(list(self._decoding))
+        ends = mode is PauseMode.ABORT
+        await self._end([rid for rid, sample in self._decoding.items() if ends or sample.adapter])
         for sample in self._decoding.values():
             sample.wake.set()
 
@@ -227,6 +227,13 @@ class SimulatedEngine:
     async def load_tensors(self, path: Path, version_label: str) -> None:
         """See Engine. `path` is not read: there is no model."""
         await self._weights.load(str(path), version_label)
+
+    async def load_adapter(self, path: Path, version_label: str) -> None:
+        """See Engine. `path` is not read: there is no model."""
+        await self._weights.load_adapter(str(path), version_label)
+
+    async def drop_adapter(self) -> None:
+        self._weights.adapter = ""
 
     async def check_tensors(self, tensors: Sequence[TensorSpec]) -> None:
         """See Engine. Whatever comes is all of a model that is not there."""
@@ -359,6 +366,7 @@ class SimulatedEngine:
             answer_to(request, self.options.answers),
             self.options.answers.vocab_size,
             prefill_left_s=len(request.input_ids) / self.options.prefill_tokens_per_s,
+            adapter=self._weights.adapter,
         )
         self._decoding[request.rid] = sample
         self._crowd_changed()
@@ -400,7 +408,7 @@ class SimulatedEngine:
                 await self.cache.enter(sample, first=True)
                 sample.prefill_left_s = sample.context / self.options.prefill_tokens_per_s
                 continue
-            label = self._weights.label
+            label = sample.adapter or self._weights.label
             started_s = self._clock.now_s()
             rate = self.options.tokens_per_s / (1 + self.options.crowding * (len(self._decoding) - 1))
             left_s = (len(sample.answer.tokens) - sample.done - into_next_token) / rate

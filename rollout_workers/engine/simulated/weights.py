@@ -39,6 +39,21 @@ class SimulatedWeights:
         self._joins_to_fail = 0
         self.label = label
         """Label of the weights that the engine generates with."""
+        self.adapter = ""
+        """Label of the adapter under which new requests run; empty: none."""
+
+    @property
+    def in_force(self) -> str:
+        """Label of what new requests run under."""
+        return self.adapter or self.label
+
+    async def load_adapter(self, source: str, version_label: str) -> None:
+        """Load the adapter that `source` stands for, while requests run."""
+        await self._reach(f"loading {version_label}")
+        await self._clock.sleep(self._load_s)
+        await self._reach(f"loading {version_label}")
+        self._may_fail(source, version_label)
+        self.adapter = version_label
 
     async def load(self, source: str, version_label: str) -> None:
         """Load what `source` stands for."""
@@ -46,10 +61,13 @@ class SimulatedWeights:
         async with self._at_rest():
             await self._clock.sleep(self._load_s)
             await self._reach(f"loading {version_label}")
-            if self._loads_to_fail:
-                self._loads_to_fail -= 1
-                raise self._injected(source, version_label)
-            self.label = version_label
+            self._may_fail(source, version_label)
+            self.label, self.adapter = version_label, ""
+
+    def _may_fail(self, source: str, version_label: str) -> None:
+        if self._loads_to_fail:
+            self._loads_to_fail -= 1
+            raise self._injected(source, version_label)
 
     # --- through a process group ------------------------------------------------------------------------------
 
@@ -87,7 +105,7 @@ class SimulatedWeights:
 
     def start_anew(self) -> None:
         """Hold what a fresh process would: the weights of the start, and no process group."""
-        self.label = self._first_label
+        self.label, self.adapter = self._first_label, ""
         self._group_name = ""
 
     def _injected(self, source: str, version_label: str) -> EngineLoadFailed:

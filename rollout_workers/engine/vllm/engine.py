@@ -174,6 +174,13 @@ class VllmEngine(HttpEngine):
         """Raise EngineLoadFailed: not offered."""
         raise self._weights.failed(str(path), version_label, _NOT_OFFERED, kept=True)
 
+    async def load_adapter(self, path: Path, version_label: str) -> None:
+        """Raise EngineLoadFailed: not offered."""
+        raise self._weights.failed(str(path), version_label, "adapters go to SGLang alone", kept=True)
+
+    async def drop_adapter(self) -> None:
+        """See Engine. There is none."""
+
     async def check_tensors(self, tensors: Sequence[TensorSpec]) -> None:
         """Raise EngineLoadFailed: not offered."""
         raise self._weights.failed(f"a broadcast of {len(tensors)} tensors", "to come", _NOT_OFFERED, kept=True)

@@ -8,11 +8,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from rollout_workers.engine.calls import HttpCalls
 from rollout_workers.engine.errors import EngineError, EngineMalformed, EngineRejected, EngineTimeout, EngineUnavailable
 from rollout_workers.engine.flights import Flights
+from rollout_workers.engine.sglang.adapters import SglangAdapters
 from rollout_workers.engine.sglang.generation import wire
 from rollout_workers.engine.sglang.generation.columns import Malformed
 from rollout_workers.engine.sglang.generation.stream import BatchStream, StreamRefused
@@ -30,7 +32,9 @@ class Answer:
 
 
 class SglangGenerate:
-    """Calls to the server behind `calls`; `label` says which weights are in force there, `on_decoding` as in Engine."""
+    """Calls to the server behind `calls`; `label` says which weights are in force there, `adapters` which adapter on
+    them, `on_decoding` as in Engine.
+    """
 
     def __init__(
         self,
@@ -38,12 +42,14 @@ class SglangGenerate:
         flights: Flights,
         settings: ServerSettings,
         label: Callable[[], str],
+        adapters: SglangAdapters,
         on_decoding: DecodingListener,
     ) -> None:
         self._calls = calls
         self._flights = flights
         self._settings = settings
         self._label = label
+        self._adapters = adapters
         self._on_decoding = on_decoding
 
     def check_sampling(self, request: SampleRequest) -> None:
@@ -53,6 +59,13 @@ class SglangGenerate:
         """Generate these; at `deadline` (monotonic) what runs is aborted and comes back as it is. Raises EngineError,
         InvalidField.
         """
+        with self._adapters.use([request.rid for request in requests]) as adapter:
+            pinned = wire.Pinned(adapter, self._label()) if adapter else None
+            return await self._call(requests, pinned, deadline=deadline, allowed_s=allowed_s)
+
+    async def _call(
+        self, requests: Sequence[SampleRequest], pinned: wire.Pinned | None, *, deadline: float, allowed_s: float
+    ) -> Answer:
         calls, settings = self._calls, self._settings
         doing = f"generating {len(requests)} samples"
         stream: BatchStream | None = None
@@ -61,13 +74,14 @@ class SglangGenerate:
                 requests,
                 vocab_size=settings.vocab_size,
                 incremental=settings.incremental,
-                label=self._label(),
+                label=self._in_force(pinned),
                 on_decoding=self._on_decoding,
                 experts=settings.experts,
+                pinned=pinned,
             )
         answers = [stream] if stream is not None else []
         rids = [request.rid for request in requests]
-        post = asyncio.create_task(self._post(requests, stream, doing, deadline))
+        post = asyncio.create_task(self._post(requests, stream, pinned, doing, deadline))
         with self._flights.call(rids, answers) as given_up:
             try:
                 # The post is a task of its own: it outlives the deadline, for an aborted request hands its tokens over.
@@ -102,16 +116,23 @@ class SglangGenerate:
                 await asyncio.gather(post, return_exceptions=True)
 
     async def _post(
-        self, requests: Sequence[SampleRequest], stream: BatchStream | None, doing: str, deadline: float
+        self,
+        requests: Sequence[SampleRequest],
+        stream: BatchStream | None,
+        pinned: wire.Pinned | None,
+        doing: str,
+        deadline: float,
     ) -> Answer:
         calls, settings = self._calls, self._settings
         body = wire.generate_body(
             requests,
             settings=settings,
-            cache_keys=[self._cache_key(request) for request in requests],
+            cache_keys=[self._cache_key(request, pinned) for request in requests],
             stream_interval=calls.options.stream_interval if stream is not None else None,
             cumulative=not settings.incremental,
         )
+        if pinned is not None:
+            body |= pinned.asked(requests)
         unseen = len(requests) if stream is None else 0
         if unseen:
             self._on_decoding(unseen)
@@ -123,17 +144,17 @@ class SglangGenerate:
                 doing=doing,
                 deadline_s=deadline - time.monotonic() + 2 * calls.options.abort_grace_s,
                 repeatable=False,  # the first attempt may be running under the same ids
-                on_data=None if stream is None else lambda data: stream.feed(data, self._label()),
+                on_data=None if stream is None else lambda data: stream.feed(data, self._in_force(pinned)),
             )
         except StreamRefused as refused:
-            raise EngineRejected(calls.address, doing, refused.status, refused.message) from refused
+            raise self._refusal(doing, refused.status, refused.message) from refused
         finally:
             if unseen:
                 self._on_decoding(-unseen)
         if reply.status != 200:
-            raise EngineRejected(calls.address, doing, reply.status, reply.message)
+            raise self._refusal(doing, reply.status, reply.message)
         if stream is None:
-            return Answer(wire.parse_reply(reply.body, requests, settings))
+            return Answer(wire.parse_reply(reply.body, requests, settings, pinned))
         if not stream.done:
             raise EngineUnavailable(calls.address, doing, "it ended its stream before the end")
         samples, refused_ones = stream.samples(), stream.refused()
@@ -141,9 +162,18 @@ class SglangGenerate:
             raise Malformed(samples[0].fault)
         return Answer([sample for sample in samples if sample.rid not in refused_ones], refused_ones)
 
-    def _cache_key(self, request: SampleRequest) -> str:
-        pinned = self._calls.options.prefix_cache is PrefixCache.GROUP
-        return request.begun_with if pinned and request.begun_with else self._label()
+    def _in_force(self, pinned: wire.Pinned | None) -> str:
+        return pinned.label if pinned is not None else self._label()
+
+    def _refusal(self, doing: str, status: int, message: str) -> EngineError:
+        """Error of a refused call. Without its adapter a server is another one than that which was given it."""
+        if status == HTTPStatus.BAD_REQUEST and self._adapters.lost(message):
+            return EngineUnavailable(self._calls.address, doing, f"it has lost its adapter: {message}")
+        return EngineRejected(self._calls.address, doing, status, message)
+
+    def _cache_key(self, request: SampleRequest, pinned: wire.Pinned | None) -> str:
+        of_group = self._calls.options.prefix_cache is PrefixCache.GROUP
+        return request.begun_with if of_group and request.begun_with else self._in_force(pinned)
 
     async def abort_quietly(self, rids: Sequence[str]) -> None:
         """Abort on the way out of a failed call, whose own error matters more, and which may be being cancelled."""

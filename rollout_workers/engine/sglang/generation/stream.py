@@ -61,7 +61,8 @@ class StreamRefused(Exception):
 class BatchStream:
     """The stream of one call: `feed` it, take `samples`, `close` it.
 
-    `label` is that of the weights when the call was sent, `on_decoding` as in Engine.
+    `label` is that of the weights when the call was sent, `on_decoding` as in Engine. `pinned`: the adapter under which
+    all of it runs.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class BatchStream:
         label: str,
         on_decoding: DecodingListener = nobody_counts,
         experts: ExpertShape | None = None,
+        pinned: wire.Pinned | None = None,
     ) -> None:
+        self._pinned = pinned
         self._samples = [_SampleStream(request, vocab_size=vocab_size, incremental=incremental) for request in requests]
         self._labels = [label]
         self._on_decoding = on_decoding
@@ -154,7 +157,7 @@ class BatchStream:
         """Samples of the requests, in order. In a stream that broke off, a sample without a last event counts as
         aborted, with what arrived of it. In a complete stream it breaks the contract.
         """
-        return [sample.result(self._labels, complete=self.done) for sample in self._samples]
+        return [sample.result(self._labels, complete=self.done, pinned=self._pinned) for sample in self._samples]
 
     @property
     def in_hand(self) -> int:
@@ -272,7 +275,7 @@ class _SampleStream:
             return None
         return StreamRefused(status, str((self._finish or {}).get("message", "")))
 
-    def result(self, labels: Sequence[str], *, complete: bool) -> GeneratedSample:
+    def result(self, labels: Sequence[str], *, complete: bool, pinned: wire.Pinned | None = None) -> GeneratedSample:
         received = self.received
         if self.faults:
             return unusable(self.request, self.faults[0], received=received)
@@ -288,7 +291,9 @@ class _SampleStream:
         if meta["finish_reason"].get("type") == "abort" and not meta.get("weight_versions"):
             spans = self._spans_seen(labels, min(len(self._ids), len(self._logprobs)))
         try:
-            return wire.make_sample(self.request, self._ids, self._lists, meta, experts=self.experts, spans=spans)
+            return wire.make_sample(
+                self.request, self._ids, self._lists, meta, experts=self.experts, spans=spans, pinned=pinned
+            )
         except wire.ODD as error:
             return unusable(self.request, wire.fault_of(error), received=received)
 

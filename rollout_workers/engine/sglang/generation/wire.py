@@ -7,16 +7,22 @@ What SGLang 0.5.23 does, and what follows for this file:
 - Greedy (temperature 0) reports the model's log-probability at temperature 1, while its choice is certain: it is asked
   for with the mask too, and reports 0. What else a task wants of an answer is in columns.py.
 - `weight_version` is the one at the request's end and would hide every older token; `weight_versions` has the exact
-  spans.
+  spans. Of a request under an adapter they name the weights below it.
 - The stop token is the last of `output_ids`, with its log-probability.
 - A request that is aborted before it runs, or while it is retracted, answers with what had left the scheduler so far.
   That is every 50th token at best, so often nothing; it comes without mask log-probabilities.
+- A prompt with images has one placeholder token for each in `input_ids`, and the images in `image_data`, as names of
+  files or as data URLs. The server expands the placeholders, and keeps the other ids (SGLANG_MM_AVOID_RETOKENIZE). Where
+  it cannot, as for ids that are expanded already, it tokenizes anew with a warning alone: `prompt_tokens` tells.
 - Requests of one batch come back in their order; one that is refused takes the whole batch with it.
 """
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 
@@ -34,7 +40,7 @@ from rollout_workers.engine.sglang.generation.columns import (
     lists_of,
 )
 from rollout_workers.engine.token_rows import Array
-from rollout_workers.engine.types import FinishReason, GeneratedSample, SampleRequest, VersionSpan
+from rollout_workers.engine.types import FinishReason, GeneratedSample, PromptImage, SampleRequest, VersionSpan
 
 MASK_TOKENS_DEFAULT = 4096
 """SGLang's default of --sampling-mask-max-tokens."""
@@ -53,6 +59,9 @@ _BEYOND: dict[str, dict[str, float]] = {
     "none": {"top_p": 1, "top_k": 0, "min_p": 0, "temperature": 1},
 }
 """Sampling that a server without masks cannot do, and where it is off. Greedy wants a mask too."""
+
+NEVER_DRAWN = -1e9
+"""Bias of the logit of a token that is not to be drawn."""
 
 ABORTED_IN_QUEUE = "Abort in waiting queue"
 
@@ -82,14 +91,41 @@ class ServerSettings:
     """Narrowed sampling for which the server reports masks, and with them the log-probabilities of the draw."""
     experts: ExpertShape | None = None
     """Shape of the routed experts that the server reports; None: it reports none."""
+    images: bool = False
+    """True if the server's model takes images."""
+    sees_files: bool = False
+    """True if the server sees this worker's files."""
     no_experts: str = "the server was started without --enable-return-routed-experts"
     """Reason why it reports none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Adapter under which the requests of a call run from their start to their end."""
+
+    label: str
+    """Label of the adapter, which is its name at the server."""
+    base: str
+    """Label of the weights below it."""
+
+    def asked(self, requests: Sequence[SampleRequest]) -> dict[str, Any]:
+        """What a body says beside, for these requests to run under it."""
+        return {"lora_path": [self.label] * len(requests)}
+
+    def spans(self, meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
+        """Span over [0, length). Raises Malformed where other weights than the base were below the adapter."""
+        below = {str(span["version"]) for span in meta.get("weight_versions") or ()}
+        if below - {self.base}:
+            raise Malformed(f"adapter {self.label} on weights {sorted(below)}, and it goes onto {self.base}")
+        return (VersionSpan(self.label, 0, length),) if length else ()
 
 
 def check_sampling(request: SampleRequest, settings: ServerSettings) -> None:
     """Raise InvalidField for sampling of which the server could not report the log-probabilities of the draw, and for
     columns that it cannot report.
     """
+    if request.images and not settings.images:
+        raise InvalidField("images", f"{len(request.images)} images", "none: the server's model takes no images")
     if ROUTED_EXPERTS in request.columns and settings.experts is None:
         raise InvalidField("columns", ROUTED_EXPERTS, f"what this server reports: {settings.no_experts}")
     if not with_mask(request, settings.vocab_size):
@@ -137,6 +173,8 @@ def generate_body(
             "min_p": request.min_p,
             "ignore_eos": request.ignore_eos,
         }
+        if request.images:
+            parameters["logit_bias"] = {str(place): NEVER_DRAWN for place in _placeholders(request)}
         if request.repetition_penalty != 1:
             parameters["repetition_penalty"] = request.repetition_penalty
         if request.min_new_tokens:
@@ -156,18 +194,42 @@ def generate_body(
         more["sampling_logprobs_mode"] = ["support" if ENTROPY in r.columns else "selected" for r in requests]
     if any(tops := [max(map(top_of, request.columns), default=0) for request in requests]):
         more["top_logprobs_num"] = tops
+    if any(request.images for request in requests):
+        more["image_data"] = [[_image_data(image, settings) for image in request.images] for request in requests]
     if (start := first_position(requests)) is not None:
         more |= {"return_routed_experts": True, "routed_experts_start_len": start}
     return {
         **more,
         "rid": [request.rid for request in requests],
-        "input_ids": [request.input_ids.tolist() for request in requests],
+        "input_ids": [_input_ids(request) for request in requests],
         "sampling_params": sampling,
         "return_logprob": True,
         "return_sampling_mask": masks if any(masks) else False,
         "extra_key": list(cache_keys),
         "stream": stream_interval is not None,
     }
+
+
+def _placeholders(request: SampleRequest) -> set[int]:
+    return {int(request.input_ids[image.start]) for image in request.images}
+
+
+def _input_ids(request: SampleRequest) -> list[int]:
+    """Token ids as the server takes them: one placeholder for each image, which it expands itself."""
+    if not request.images:
+        return request.input_ids.tolist()
+    keep = np.ones(len(request.input_ids), bool)
+    for image in request.images:
+        keep[image.start + 1 : image.start + image.tokens] = False
+    return request.input_ids[keep].tolist()
+
+
+@lru_cache(maxsize=8)
+def _image_data(image: PromptImage, settings: ServerSettings) -> str:
+    """An image as the server takes it: the name of its file where it sees that, else the bytes. Raises OSError."""
+    if settings.sees_files:
+        return f"file://{quote(str(image.path.absolute()))}"
+    return f"data:application/octet-stream;base64,{base64.b64encode(image.path.read_bytes()).decode()}"
 
 
 def _effective_top_k(request: SampleRequest, vocab_size: int) -> int:
@@ -199,7 +261,9 @@ def with_mask(request: SampleRequest, vocab_size: int) -> bool:
     return is_narrowed(request, vocab_size) or ENTROPY in request.columns
 
 
-def parse_reply(reply: object, requests: Sequence[SampleRequest], settings: ServerSettings) -> list[GeneratedSample]:
+def parse_reply(
+    reply: object, requests: Sequence[SampleRequest], settings: ServerSettings, pinned: Pinned | None = None
+) -> list[GeneratedSample]:
     """The samples of a /generate reply to `generate_body(requests, ...)`.
 
     An entry that breaks the contract becomes a sample with a `fault`, so that the others are kept. Raises Malformed
@@ -212,7 +276,7 @@ def parse_reply(reply: object, requests: Sequence[SampleRequest], settings: Serv
     start = first_position(requests) or 0
     for entry, request in zip(reply, requests, strict=True):
         try:
-            samples.append(_parse_sample(entry, request, settings, start))
+            samples.append(_parse_sample(entry, request, settings, start, pinned))
         except ODD as error:
             samples.append(unusable(request, fault_of(error), received=_tokens_in(entry)))
     if all(sample.fault for sample in samples):
@@ -226,7 +290,7 @@ def _tokens_in(entry: object) -> int:
 
 
 def _parse_sample(
-    entry: dict[str, Any], request: SampleRequest, settings: ServerSettings, start: int
+    entry: dict[str, Any], request: SampleRequest, settings: ServerSettings, start: int, pinned: Pinned | None
 ) -> GeneratedSample:
     meta = entry["meta_info"]
     if meta["id"] != request.rid:
@@ -235,7 +299,7 @@ def _parse_sample(
     lists = {name: entries_of(meta, name) for name in names}
     experts = experts_of(meta, settings.experts)
     own = None if experts is None else experts[request.experts_from - start :]
-    return make_sample(request, entry["output_ids"], lists, meta, experts=own)
+    return make_sample(request, entry["output_ids"], lists, meta, experts=own, pinned=pinned)
 
 
 def make_sample(
@@ -246,12 +310,15 @@ def make_sample(
     *,
     experts: Array | None = None,
     spans: tuple[VersionSpan, ...] | None = None,
+    pinned: Pinned | None = None,
 ) -> GeneratedSample:
     """The sample of tokens, the lists that were wanted of them, and the meta_info of the end. `spans` where the
-    meta_info has none.
+    meta_info has none; `pinned` for requests under an adapter, which is their span.
 
     Raises one of ODD.
     """
+    if request.images and len(ids) and meta["prompt_tokens"] != len(request.input_ids):
+        raise Malformed(f"the server saw {meta['prompt_tokens']} input tokens in place of {len(request.input_ids)}")
     finish = meta["finish_reason"]
     reason = _FINISH_REASONS.get(finish["type"])
     if reason is None:
@@ -268,6 +335,8 @@ def make_sample(
         raise Malformed(f"{len(logprobs)} log-probabilities for {len(output_ids)} tokens")
     if not np.isfinite(logprobs).all():
         raise Malformed("a log-probability that is not finite")
+    if pinned is not None:
+        spans = pinned.spans(meta, len(output_ids))
     return GeneratedSample(
         rid=request.rid,
         sample_index=request.sample_index,
