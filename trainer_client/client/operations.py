@@ -20,7 +20,7 @@ from buffer_wire.connection.access import TokenSource
 from buffer_wire.connection.retry import Retry, rpc_error
 from buffer_wire.errors import BatchNotReady, RolloutBufferError
 from buffer_wire.revisions import Revisions
-from rollout_buffer.v1 import payloads_pb2
+from rollout_buffer.v1 import payloads_pb2, runs_pb2
 from trainer_client.client import engines, requests
 from trainer_client.client.call import Call, documented, note, serialize
 from trainer_client.client.connections import Connections
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from buffer_wire.payloads.reader import PayloadReader
     from trainer_client.batch import Batch
     from trainer_client.client.assembly import PullAssembly
+
+RECORDS_METHOD = "/rollout_buffer.v1.RunService/ExportRecords"
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
@@ -161,6 +163,21 @@ class ServiceClient(EvaluationCalls):
         # The whole policy goes along for a service that does not know of single fields yet.
         return self._call(requests.update_policy(run_id, changed(present, changes), changes))
 
+    def read_records(self, run_id: str, after: str, enough: int) -> list[runs_pb2.Record]:
+        """Read events of the run's recording after the one with the id `after` ("": from the first), in order.
+
+        Ends with the message in which `enough` are reached. Tries once. Raises UnknownRun, InvalidField.
+        """
+        records: list[runs_pb2.Record] = []
+
+        def add(message: bytes) -> bool:
+            records.extend(runs_pb2.ExportRecordsResponse.FromString(message).records)
+            return len(records) >= enough
+
+        request = runs_pb2.ExportRecordsRequest(run=self.revisions.ref(run_id), after=after)
+        self._stream(RECORDS_METHOD, request, self.options.transfer_timeout_s, add)
+        return records
+
     # ── batches ──────────────────────────────────────────────────────────────
 
     def pull(  # noqa: PLR0913 - the parts of one request
@@ -282,15 +299,16 @@ class ServiceClient(EvaluationCalls):
         self._stream(PULL_METHOD, request, wait_s + self.options.transfer_timeout_s, assembly.add)
         return assembly
 
-    def _stream(self, method: str, request: Message, timeout_s: float, take: Callable[[bytes], None]) -> None:
-        """Call a method whose reply is a stream, and hand its messages on."""
+    def _stream(self, method: str, request: Message, timeout_s: float, take: Callable[[bytes], bool | None]) -> None:
+        """Call a method whose reply is a stream, and hand its messages on, to the end or until `take` returns True."""
         begin = self._bulk.unary_stream(method, request_serializer=serialize, response_deserializer=None)
         with CALLS.under_way() as call:
             stream = begin(request, timeout=timeout_s)
             call.cancel = stream.cancel
             try:
                 for message in stream:
-                    take(message)
+                    if take(message):
+                        break
             except grpc.RpcError as raised:
                 raise rpc_error(raised) from raised
             finally:

@@ -6,19 +6,23 @@ it is submitted. An error of the iterable ends the feeding, and is raised in the
 error of the service is raised there once, and the chunk is submitted again when the trainer goes on.
 
 An iterable can offer `state() -> bytes` (at most 64 KiB) and `load_state(state)`, to be put back to its place after a
-restart. Any other iterable is skipped forward by the cursor.
+restart. Any other iterable is skipped forward by the cursor. One with a state can also offer `report`, to hear what
+became of its tasks (`trainer_client.session.outcomes`).
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Protocol, TypeVar, runtime_checkable
 
 from buffer_wire.errors import InvalidField, RolloutBufferError, RunPaused
+from rollout_buffer.v1 import runs_pb2
 from trainer_client.client.driver import worth_repeating
 from trainer_client.client.requests import Submission, new_request_id
+from trainer_client.session.outcomes import Outcomes, Position, Tally, check_metadata, reported
 from trainer_client.state import Resumed, Submitted
 from trainer_client.tasks import Task
 
@@ -27,6 +31,8 @@ logger = logging.getLogger("trainer_client")
 JOIN_S = 5.0
 MOST_POLL_S = 1.0
 FIRST_POLL_S = 0.05
+REPORT_EVERY_S = 0.25
+"""Shortest interval, in seconds, between two looks at what became of tasks."""
 
 T = TypeVar("T")
 
@@ -51,6 +57,9 @@ class FeedTarget(Protocol):
     def pending(self) -> int:
         """Return the number of tasks pending now."""
 
+    def records(self, after: str, enough: int) -> Sequence[runs_pb2.Record]:
+        """Read events of the run's recording after `after`, as `ServiceClient.read_records` does."""
+
 
 class TaskFeeder:
     """Feeder: a background thread that submits tasks. `start` it, call `raise_if_failed` regularly, `stop` it.
@@ -68,7 +77,12 @@ class TaskFeeder:
         self._target = target
         self._term = start.term
         self._cursor = start.cursor
-        self._feeder_state = start.feeder_state
+        position, self._state = Position.unwrap(start.feeder_state)
+        self._has_place = bool(start.cursor or start.feeder_state)
+        self._outcomes = Outcomes(tasks, position) if reported(tasks) else None
+        self._looked_at = -REPORT_EVERY_S
+        self._unsaved = False
+        """True when outcomes were reported that the state at the service does not know."""
         self._max_pending = max_pending_tasks
         self._chunk = max(1, min(chunk_tasks, max_pending_tasks // 2))
         self._stopped = threading.Event()
@@ -86,6 +100,11 @@ class TaskFeeder:
     def cursor(self) -> int:
         """Tasks submitted so far, over all terms."""
         return self._cursor
+
+    @property
+    def tally(self) -> Tally | None:
+        """Numbers of groups that were reported in this session; None where the iterable has no `report`."""
+        return None if self._outcomes is None else self._outcomes.tally
 
     @property
     def exhausted(self) -> bool:
@@ -148,10 +167,8 @@ class TaskFeeder:
 
     def _positioned(self) -> Iterator[Task]:
         """Iterate over the tasks from the one after the cursor."""
-        if self._cursor == 0:
-            return iter(self._tasks)
-        if isinstance(self._tasks, StatefulTasks):
-            self._tasks.load_state(self._feeder_state)
+        if isinstance(self._tasks, StatefulTasks) and self._has_place:
+            self._tasks.load_state(self._state)
             return iter(self._tasks)
         items = iter(self._tasks)
         for _ in islice(items, self._cursor):
@@ -162,24 +179,67 @@ class TaskFeeder:
     def _feed(self, items: Iterator[Task]) -> None:
         pending = self._asked(self._target.pending)
         while pending is not None and self._wait_for_room(pending):
+            self._report()
             tasks = list(islice(items, self._chunk))
             if not tasks:
                 self._exhausted.set()
-                return
+                break
             if self._stopped.is_set():
-                return
-            submission = Submission(
-                term=self._term,
-                expected_cursor=self._cursor,
-                cursor=self._cursor + len(tasks),
-                tasks=tasks,
-                feeder_state=self._tasks.state() if isinstance(self._tasks, StatefulTasks) else b"",
-                request_id=new_request_id(),
-            )
-            submitted = self._asked(partial(self._target.submit, submission))
+                break
+            if self._outcomes is not None:
+                check_metadata(tasks)
+            submitted = self._asked(partial(self._target.submit, self._submission(tasks)))
             if submitted is None:
-                return
-            self._cursor, pending = submitted.cursor, submitted.pending_tasks
+                break
+            self._cursor, pending, self._unsaved = submitted.cursor, submitted.pending_tasks, False
+        if self._outcomes is not None:
+            self._report_the_rest(self._outcomes)
+
+    def _submission(self, tasks: Sequence[Task]) -> Submission:
+        state = self._tasks.state() if isinstance(self._tasks, StatefulTasks) else b""
+        return Submission(
+            term=self._term,
+            expected_cursor=self._cursor,
+            cursor=self._cursor + len(tasks),
+            tasks=tasks,
+            feeder_state=state if self._outcomes is None else self._outcomes.position.wrap(state),
+            request_id=new_request_id(),
+        )
+
+    def _report(self) -> None:
+        """Tell the iterable what became of tasks since the last look."""
+        if self._outcomes is None or time.monotonic() - self._looked_at < REPORT_EVERY_S:
+            return
+        looked = self._asked(partial(self._outcomes.follow, self._target.records))
+        self._looked_at = time.monotonic()
+        self._unsaved = self._unsaved or bool(looked)
+
+    def _save(self) -> None:
+        """Keep what was reported at the service, where no task takes it along.
+
+        A run that is paused or draining takes none of it, nor does a service of 0.1.0; then it is reported once more to
+        the state that is kept.
+        """
+        if not self._unsaved:
+            return
+        try:
+            self._target.submit(self._submission([]))
+        except RolloutBufferError as error:
+            logger.debug("what was reported to the iterable of tasks is not kept yet: %s", error)
+        else:
+            self._unsaved = False
+
+    def _report_the_rest(self, outcomes: Outcomes) -> None:
+        """Report until stopped, all tasks being submitted, and once more after that."""
+        while not self._stopped.is_set():
+            self._report()
+            self._save()
+            self._wait(MOST_POLL_S)
+        try:
+            self._unsaved = outcomes.follow(self._target.records) or self._unsaved
+        except RolloutBufferError as error:
+            logger.debug("what became of the last tasks is reported to the next session: %s", error)
+        self._save()
 
     def _asked(self, call: Callable[[], T]) -> T | None:
         """Repeat `call` until the service answers it, and return the answer; None when stopped.
@@ -216,6 +276,9 @@ class TaskFeeder:
                 return False
             if asked + self._chunk <= self._max_pending:
                 return True
+            self._report()
+            if poll_s == MOST_POLL_S:
+                self._save()
             self._wait(poll_s)
             asked = self._asked(self._target.pending)
         return False

@@ -1,9 +1,10 @@
 """Feeding of a session: how far ahead of the training the feeder runs, and its calls to the service."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from buffer_wire.errors import PendingFull
+from rollout_buffer.v1 import runs_pb2
 from trainer_client.client.operations import ServiceClient
 from trainer_client.client.requests import Submission
 from trainer_client.policy import Policy
@@ -57,6 +58,9 @@ class _ServiceTarget:
 
     def pending(self) -> int:
         return self.client.run(self.run_id).ledger.tasks.pending
+
+    def records(self, after: str, enough: int) -> Sequence[runs_pb2.Record]:
+        return self.client.read_records(self.run_id, after, enough)
 
     def _on_wait(self, waiting: Waiting) -> None:
         if self.stopped() or isinstance(waiting.error, PendingFull):

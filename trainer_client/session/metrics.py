@@ -24,6 +24,7 @@ from rollout_buffer.v1 import groups_pb2
 from trainer_client.batch import Batch, BatchInfo, Group
 from trainer_client.client.engines import in_service
 from trainer_client.state import RunState, TrainerTime
+from trainer_client.session.outcomes import Tally
 
 logger = logging.getLogger("trainer_client")
 
@@ -75,7 +76,7 @@ class RunRequest:
 
 
 class StepMeter:
-    """Meter of one step after the other. `look`: asks for the run; None on ranks that do not.
+    """Meter of one step after the other. `look`: asks for the run; None on ranks that do not. `tally`: of outcomes.
 
     Used by the training loop's thread alone.
     """
@@ -87,12 +88,14 @@ class StepMeter:
         before: RunState,
         *,
         clock: Callable[[], float] = time.monotonic,
+        tally: Callable[[], Tally | None] = lambda: None,
     ) -> None:
         self._on_step = on_step
         self._look = RunRequest(look) if look is not None else None
         self._before = before
         """State of the run at the end of the last step whose figures are known."""
         self._clock = clock
+        self._tally, self._tallied = tally, Tally()
         self._started_at: float | None = None
         """Time at which the training loop asked for its first batch."""
         self._waited = 0.0
@@ -202,6 +205,7 @@ class StepMeter:
         if run is not None:
             self._before = run
 
+        self._tallied = replace(self._tally() or self._tallied)
     def _figures(self, times: dict[str, float], run: RunState | None) -> dict[str, float]:
         info = self._info
         if info is None:
@@ -211,6 +215,8 @@ class StepMeter:
         if run is not None:
             figures |= of_run(run, self._before)
         if self.version is not None:
+        if (tally := self._tally()) is not None:
+            figures |= of_outcomes(tally, self._tallied)
             figures["published_version"] = self.version
         own = {name: float(value) for name, value in self._logged.items()}
         return {PREFIX + name: float(value) for name, value in figures.items()} | own
@@ -284,6 +290,16 @@ def _token_staleness(group: Group, sample: groups_pb2.Sample) -> int:
 
 
 def of_run(run: RunState, before: RunState) -> dict[str, float]:
+def of_outcomes(tally: Tally, before: Tally) -> dict[str, float]:
+    """Compute the figures of the groups that were reported since `before`; without any, only their number."""
+    groups = tally.groups - before.groups
+    figures: dict[str, float] = {"outcomes/groups": groups}
+    if groups:
+        figures["outcomes/all_right_share"] = (tally.all_right - before.all_right) / groups
+        figures["outcomes/all_wrong_share"] = (tally.all_wrong - before.all_wrong) / groups
+    return figures
+
+
     """Compute the figures of the run: its present state, and the changes of its ledgers and counters since `before`."""
     engines = in_service(run)
     ready = sum(engine.state == "ready" and engine.loaded >= run.published for engine in engines)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from buffer_wire.errors import InvalidField
 from trainer_client.client.operations import ServiceClient
+from trainer_client.session.outcomes import reported
 from trainer_client.session.plan import SessionPlan
 from trainer_client.session.session import TrainerSession
 from trainer_client.state import Resumed, RunState
@@ -16,11 +17,16 @@ def open_session(client: ServiceClient, plan: SessionPlan) -> Iterator[TrainerSe
     """Take the run over (rank 0) or join it, and run a session until the block ends.
 
     Raises RunExists or InvalidPolicy for a policy that the run does not have, UnknownRun, StepAhead and ReplayGap.
-    Raises InvalidField for more prefetch than the policy allows.
+    Raises InvalidField for more prefetch than the policy allows, and for tasks with `report` in a run without
+    record_groups.
     """
     if plan.prefetch < 0:
         raise InvalidField("prefetch", plan.prefetch, "at least 0")
-    run = _find_run(client, plan)
+    hears = plan.rank == 0 and reported(plan.tasks)
+    run = _find_run(client, plan, record=hears)
+    if hears and not run.policy.record_groups:
+        command = f"rollout-buffer run policy {plan.run_id} --set record_groups=true"
+        raise InvalidField("policy.record_groups", "false", f"true, because the tasks have report(): {command}")
     declared = run.policy.prefetch_batches or 0
     if run.policy.max_staleness is not None and plan.prefetch > declared:
         raise InvalidField("prefetch", plan.prefetch, f"at most the policy's prefetch_batches, {declared}")
@@ -32,12 +38,14 @@ def open_session(client: ServiceClient, plan: SessionPlan) -> Iterator[TrainerSe
         session.close()
 
 
-def _find_run(client: ServiceClient, plan: SessionPlan) -> RunState:
+def _find_run(client: ServiceClient, plan: SessionPlan, *, record: bool) -> RunState:
     if plan.rank != 0 or plan.policy is None:
         return client.run(plan.run_id)
     policy = plan.policy
     if plan.prefetch and policy.prefetch_batches is None:
         policy = replace(policy, prefetch_batches=plan.prefetch)
+    if record and policy.record_groups is None:
+        policy = replace(policy, record_groups=True)
     return client.create_run(plan.run_id, policy)
 
 

@@ -85,7 +85,12 @@ class TrainerSession:
         self._repeater = Repeater(self._look, self._can_repeat, self._repeat, start)
         self._puller = self._make_puller(plan)
         self._pull_key = PullKey(start.next_step)
-        self._meter = StepMeter(plan.options.on_step, self._look if plan.rank == 0 else None, run)
+        self._meter = StepMeter(
+            plan.options.on_step,
+            self._look if plan.rank == 0 else None,
+            run,
+            tally=lambda: None if self._feeder is None else self._feeder.tally,
+        )
         self._publishing = Publishing(client, plan, run, start, self._on_wait, self._meter.time_spent)
         self._micro_batches = MicroBatches()
         """Micro-batches of a whole batch that is not complete yet."""

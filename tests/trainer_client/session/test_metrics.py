@@ -15,6 +15,7 @@ from rollout_buffer.v1 import common_pb2, weights_pb2, weights_pb2_grpc
 from tests.support.push import PushingWorker
 from tests.support.service import ServiceProcess
 from tests.trainer_client.fake_service import FakeService
+from tests.trainer_client.session.test_outcomes import Heard
 from tests.trainer_client.stand_ins import batch_of
 from tests.trainer_client.streamed_run import StreamedRun
 from tests.trainer_client.test_service import tasks
@@ -129,11 +130,12 @@ def test_every_figure_is_documented_and_the_other_way_micro_batch(
     options = SessionOptions(on_step=steps, pull_timeout_s=30)
     with (
         PushingWorker(service.address, run_id),
-        client.session(run_id, policy=POLICY, tasks=tasks(4), options=options) as session,
+        client.session(run_id, policy=POLICY, tasks=Heard(tasks(4)), options=options) as session,
     ):
         next(session)
         session.publish()
     ((_, metrics),) = steps
+    assert metrics[P + "outcomes/groups"] == 4
     given = {name.removeprefix(P) for name in metrics}
     assert {name.replace("environment_share/sums", "environment_share/NAME") for name in given} == documented()
 
