@@ -20,6 +20,8 @@ import numpy.typing as npt
 from buffer_wire import layout
 from buffer_wire.codec import Buffer, Delivered, split_group
 from buffer_wire.enums import words
+from buffer_wire.errors import InvalidField
+from buffer_wire.validate import has_rows, is_trainable
 from rollout_buffer.v1 import groups_pb2 as pb
 from trainer_client.state import WeightVersion
 
@@ -64,6 +66,8 @@ class BatchInfo:
     """Number of steps whose replay data is freed, as the service said to a pull that checkpointed; else 0."""
 
 
+    total_trajectories: int = 0
+    """Trajectories with a row that is trainable; 0 from a service that does not count them."""
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
     """Span: the tokens [start, end) of a sample, which were generated under `version`."""
@@ -84,7 +88,7 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Sample: one response with its prompt, as arrays over its T tokens."""
+    """Sample: one response with its prompt, as arrays over its T tokens. Or one row of a trajectory of several."""
 
     token_ids: npt.NDArray[np.int32]
     """Token ids of prompt and response, int32 [T]."""
@@ -109,6 +113,12 @@ class Sample:
     """Tail version of the sample's group, to which versions of an abandoned timeline are cut."""
 
     @property
+    trajectory: int = 0
+    """Index of the sample's trajectory in its group, from 0. Samples of the same one are rows of it."""
+    trainable: bool = True
+    """False where the sample must not be trained on; its mask is 0 then."""
+    policy: str = ""
+    """Name of the policy or role that wrote it, where the task has several."""
     def tokens(self) -> int:
         """Number of tokens T, prompt and response."""
         return len(self.token_ids)
@@ -214,7 +224,23 @@ class Group:
 
         Raises ValueError when the payload's length contradicts the header.
         """
-        return MappingProxyType(layout.read_payload(self.header, self.payload))
+        if not self.stages:
+            return MappingProxyType(layout.read_payload(self.header, self.payload))
+        columns = layout.read_payload(pb.GroupHeader.FromString(bytes(self.header_bytes)), self.payload)
+        for added in self.stages:
+            columns |= layout.read_payload(added.header, added.payload)
+        return MappingProxyType(columns)
+
+    @cached_property
+    def has_rows(self) -> bool:
+        """True unless each sample is a trajectory of its own, trainable, and of the policy in training."""
+        return has_rows(self.header.samples)
+
+    def refuse_rows(self, who: str) -> None:
+        """Raise InvalidField where the group has rows of trajectories, which `who` would take for samples."""
+        if self.has_rows:
+            what = f"of task {self.task_id!r}, are rows of trajectories"
+            raise InvalidField("samples", what, f"samples that are a trajectory each: {who}")
 
     @cached_property
     def rewards(self) -> npt.NDArray[np.float32]:
@@ -288,6 +314,9 @@ class Batch:
     @property
     def final(self) -> bool:
         """True when no further micro-batch of the step comes: the totals are the step's own."""
+                    trajectory=sample.trajectory - 1 if sample.trajectory else i,
+                    trainable=is_trainable(sample),
+                    policy=sample.policy,
         return self.info.final
 
     @property

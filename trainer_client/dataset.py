@@ -274,6 +274,8 @@ def _whole(puller: Puller, step: int) -> Batch | None:
 
 
 def _samples_of(batch: Batch) -> Iterator[StepSample]:
+    for group in batch.groups:
+        group.refuse_rows("take whole steps, and collate them with rows=True")
     placed = [(i, group, sample) for i, group in enumerate(batch.groups) for sample in group.samples]
     for at, (i, group, sample) in enumerate(placed, start=1):
         yield StepSample(sample, group, i, batch.step, batch.info.train_version, at == len(placed))

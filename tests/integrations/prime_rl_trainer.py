@@ -75,11 +75,15 @@ def group_of(
     environment: str = "math",
     columns: Sequence[str] = (),
     experts: bool = False,
+    rows: Sequence[tuple[int, bool]] = (),
 ) -> Group:
-    """Samples of `lengths` tokens, token t of sample i being 100 i + t. `columns`: of floats, i + t / 8."""
+    """Samples of `lengths` tokens, token t of sample i being 100 i + t. `columns`: of floats, i + t / 8. `rows`: their
+    trajectories, and whether they are trainable.
+    """
     samples = []
     for i, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
-        mask = (np.arange(length) >= prompt_len).astype(np.uint8)
+        trajectory, trainable = rows[i] if rows else (0, True)
+        mask = (trainable * (np.arange(length) >= prompt_len)).astype(np.uint8)
         samples.append(
             SampleArrays(
                 token_ids=np.arange(100 * i, 100 * i + length, dtype=np.int32),
@@ -88,6 +92,8 @@ def group_of(
                 prompt_len=prompt_len,
                 reward=reward,
                 spans=[(1, 0, prompt_len, length)],
+                trajectory=trajectory,
+                trainable=trainable,
             )
         )
     extras = {

@@ -14,6 +14,7 @@ from buffer_wire.errors import InvalidField
 from examples.miles import stand_in
 from examples.miles.stand_in_samples import MilesSample
 from tests.integrations.miles_contract import hf_checkpoint, installed, prompts, types_of
+from tests.integrations.prime_rl_trainer import group_of
 from tests.support.upstreams import checkout
 from trainer_client.integrations import miles
 from trainer_client.integrations.miles.contract import MILES, SLIME
@@ -196,7 +197,7 @@ def masked() -> Any:
         },
     )  # fmt: skip
     facts = {"group_index": 0, "indices": [0], "prompt": "", "label": None, "metadata": {}}
-    return SimpleNamespace(samples=(sample,), metadata=facts)
+    return SimpleNamespace(samples=(sample,), metadata=facts, refuse_rows=lambda _who: None)
 
 
 def test_slime_is_told_which_tokens_could_be_drawn_where_it_cuts_by_top_p() -> None:
@@ -232,6 +233,11 @@ def test_a_teachers_logprobs_of_a_reward_function_are_the_samples() -> None:
     generated.samples[0].extras["teacher_logprobs"] = np.array([0, 0, -1, -2, -3], np.float32)
     sample: Any = converter().samples(generated)[0]
     assert sample.teacher_log_probs == [-1.0, -2.0, -3.0]
+
+
+def test_rows_of_trajectories_are_refused() -> None:
+    with pytest.raises(InvalidField, match="rows of trajectories"):
+        converter().samples(group_of(1, 1, 0, lengths=(3, 4, 5), rows=[(1, True), (1, True), (2, True)]))
 
 
 @dataclasses.dataclass

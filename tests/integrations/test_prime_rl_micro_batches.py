@@ -40,6 +40,16 @@ def test_advantage_of_ones_own_sees_rewards_and_response_lengths() -> None:
         group_advantages(group_of(1, 3, lengths=(4, 7)), lambda rewards, _: rewards[:1])
 
 
+def test_rows_of_trajectories_are_compared_by_trajectory_and_trained_where_they_may_be() -> None:
+    rows = [(1, True), (1, True), (2, True), (2, False)]
+    group = group_of(1, 1, 0, 0, lengths=(3, 4, 5, 6), rows=rows)
+    assert group_advantages(group, None).tolist() == [0.5, 0.5, -0.5, 0]
+    [[packed]] = pack([group], Packing(seq_len=64))
+    assert packed.lengths == (5, 4, 3)
+    with pytest.raises(InvalidField, match="rows of trajectories"):
+        group_advantages(group, lambda rewards, _: rewards)
+
+
 def test_what_has_no_advantage_is_not_trained() -> None:
     groups = [group_of(1, 1, lengths=(5, 6)), group_of(0, 1, lengths=(3, 4))]
     [[packed]] = pack(groups, Packing(seq_len=64))

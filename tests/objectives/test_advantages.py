@@ -1,6 +1,7 @@
 """GRPO, Dr. GRPO and RLOO advantages against numpy, group by group."""
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -105,3 +106,48 @@ def test_bad_rewards_are_named(rewards: torch.Tensor, sizes: torch.Tensor | None
 def test_eps_must_be_positive() -> None:
     with pytest.raises(InvalidField, match="eps"):
         grpo_advantages(torch.zeros(1, 2), eps=0.0)
+
+
+# Two groups: trajectories of 2, 1 and 1 rows, and of 1 and 2.
+SIZES = torch.tensor([4, 3])
+TRAJECTORIES = torch.tensor([0, 0, 1, 2, 0, 1, 1])
+
+
+def test_rows_have_the_advantage_of_their_trajectory() -> None:
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.5, 2.0, 4.0, 4.0], dtype=torch.float64)
+    for advantage in (grpo_advantages, dr_grpo_advantages, rloo_advantages):
+        first, second = advantage(torch.tensor([[1.0, 0.0, 0.5]])).tolist()[0], advantage(torch.tensor([[2.0, 4.0]]))
+        expected = [first[0], first[0], first[1], first[2], second[0, 0], second[0, 1], second[0, 1]]
+        got = advantage(rewards, SIZES, trajectories=TRAJECTORIES)
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
+
+
+def test_rewards_of_rows_are_compared_with_the_means_of_trajectories() -> None:
+    # Trajectories have 1/2, 0 and 1, whose mean is 1/2.
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    sizes, trajectories = torch.tensor([4]), torch.tensor([0, 0, 1, 2])
+    assert dr_grpo_advantages(rewards, sizes, trajectories=trajectories).tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert rloo_advantages(rewards, sizes, trajectories=trajectories).tolist() == [0.5, -0.5, -0.75, 0.75]
+
+
+def test_rows_are_compared_with_those_of_their_policy() -> None:
+    # Two games, white and black; white wins both, the second time by less.
+    rewards = torch.tensor([1.0, -1.0, 0.5, -0.5], dtype=torch.float64)
+    of: dict[str, Any] = {"trajectories": torch.tensor([0, 0, 1, 1]), "policies": torch.tensor([0, 1, 0, 1])}
+    assert dr_grpo_advantages(rewards, torch.tensor([4]), **of).tolist() == [0.25, -0.25, -0.25, 0.25]
+    rewards[2:] = rewards[:2]
+    assert grpo_advantages(rewards, torch.tensor([4]), **of).tolist() == [0.0] * 4
+
+
+def test_a_trajectory_that_is_left_alone_has_no_advantage() -> None:
+    got = rloo_advantages(torch.tensor([1.0, 1.0]), torch.tensor([2]), trajectories=torch.tensor([0, 0]))
+    assert got.tolist() == [0.0, 0.0]
+    got = rloo_advantages(torch.tensor([1.0, 0.0]), torch.tensor([2]), trajectories=torch.tensor([5, 5]))
+    assert got.tolist() == [0.5, -0.5]
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([0, 1]), torch.tensor([0.0, 1.0, 2.0])])
+@pytest.mark.parametrize("name", ["trajectories", "policies"])
+def test_other_shapes_of_trajectories_are_refused_by_name(wrong: torch.Tensor, name: str) -> None:
+    with pytest.raises(InvalidField, match=name):
+        grpo_advantages(torch.zeros(3), torch.tensor([3]), **cast("Any", {name: wrong}))

@@ -41,6 +41,9 @@ class SampleArrays:
     spans: Sequence[tuple[int, int, int, int]] = ()
     finish_reason: int = groups_pb2.FINISH_REASON_STOP
     turns: Sequence[tuple[str, int, int]] = ()
+    trajectory: int = 0
+    trainable: bool = True
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,9 @@ class GroupArrays:
 
 def _sample(sample: SampleArrays) -> groups_pb2.Sample:
     return groups_pb2.Sample(
+        trajectory=sample.trajectory,
+        trainable=None if sample.trainable else False,
+        policy=sample.policy,
         tokens=len(sample.token_ids),
         prompt_len=sample.prompt_len,
         loss_tokens=int(sample.loss_mask.sum()),

@@ -134,6 +134,10 @@ def pull_messages(
         total_samples=len(samples),
         total_tokens=sum(len(sample.token_ids) for sample in samples),
         total_loss_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
+        total_trajectories=sum(
+            len({sample.trajectory or -1 - i for i, sample in enumerate(group.samples) if sample.trainable})
+            for group in (*earlier, *groups)
+        ),
         shard_groups=len(groups),
         shard_tokens=sum(len(sample.token_ids) for group in groups for sample in group.samples),
         staleness_mean_milli=1500,

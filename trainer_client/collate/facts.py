@@ -1,5 +1,6 @@
 """Facts that both layouts share: of samples and of the step. Also the choice of samples, and tensors of tokens."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
@@ -39,6 +40,12 @@ class Collated:
     """Lengths T of the samples, prompt and response, in tokens, int64 [B]."""
     staleness: "Tensor"
     """Staleness of each sample's group in versions, int64 [B]."""
+    trajectory_index: "Tensor"
+    """Index of the sample's trajectory among those of all chosen, int64 [B], from 0; in a micro-batch of the whole."""
+    policy_index: "Tensor"
+    """Index of the policy that wrote the sample, int64 [B], by name; all 0 where there is one."""
+    trajectory_loss_tokens: "Tensor"
+    """Loss tokens of all rows of the sample's trajectory, int64 [B]."""
     sample_advantages: "Tensor | None" = None
     """Advantages per sample, float32 [B]; None unless they were given so."""
     extras: "Mapping[str, Tensor | Ragged]" = field(default_factory=dict)
@@ -50,6 +57,8 @@ class Collated:
     total_samples: int
     total_tokens: int
     total_loss_tokens: int
+    total_trajectories: int
+    """Trajectories with a row that is trainable; 0 where the service does not count them, and samples are rows."""
     final: bool = True
     """True when the totals are the step's own."""
 
@@ -90,6 +99,9 @@ class Chosen:
     """Group of each sample."""
     group_index: Sequence[int]
     sample_index: Sequence[int]
+    trajectory_index: Sequence[int]
+    policy_index: Sequence[int]
+    trajectory_loss_tokens: Sequence[int]
     sample_advantages: Sequence[float] | None = None
     token_advantages: Sequence[npt.NDArray[np.float32]] | None = None
 
@@ -105,6 +117,9 @@ class Chosen:
             of(self.groups),  # type: ignore[arg-type]
             of(self.group_index),  # type: ignore[arg-type]
             of(self.sample_index),  # type: ignore[arg-type]
+            of(self.trajectory_index),  # type: ignore[arg-type]
+            of(self.policy_index),  # type: ignore[arg-type]
+            of(self.trajectory_loss_tokens),  # type: ignore[arg-type]
             of(self.sample_advantages),  # type: ignore[arg-type]
             of(self.token_advantages),  # type: ignore[arg-type]
         )
@@ -126,20 +141,34 @@ class Chosen:
             np.multiply(self.samples[i].loss_mask, np.float32(self.sample_advantages[i]), out=out)
 
 
-def chosen(batch: Batch, groups: Sequence[Group] | None, advantages: Advantages | None) -> Chosen:
-    """Choose the samples of `groups` (None: all of the batch), group after group.
+def chosen(batch: Batch, groups: Sequence[Group] | None, advantages: Advantages | None, *, rows: bool) -> Chosen:
+    """Choose the samples of `groups` (None: all of the batch), group after group; those that are not trainable are left
+    out.
 
-    Raises InvalidField for `advantages`.
+    Raises InvalidField for `advantages`, and for rows of trajectories unless `rows`.
     """
     taken = batch.groups if groups is None else groups
-    samples = [sample for group in taken for sample in group.samples]
+    if not rows:
+        for group in taken:
+            group.refuse_rows("take rows=True, and the advantages by trajectory")
+    picked = [(i, group, sample) for i, group in enumerate(taken) for sample in group.samples if sample.trainable]
+    samples = [sample for _, _, sample in picked]
     of_samples, of_tokens = _advantages(advantages, samples)
+    keys = [(i, sample.trajectory) for i, _, sample in picked]
+    trajectories = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    policies = {name: number for number, name in enumerate(sorted({sample.policy for sample in samples}))}
+    loss_tokens: Counter[tuple[int, int]] = Counter()
+    for key, sample in zip(keys, samples, strict=True):
+        loss_tokens[key] += sample.loss_tokens
     return Chosen(
         batch.info,
         samples,
-        [group for group in taken for _ in group.samples],
-        [i for i, group in enumerate(taken) for _ in group.samples],
+        [group for _, group, _ in picked],
+        [i for i, _, _ in picked],
         range(len(samples)),
+        [trajectories[key] for key in keys],
+        [policies[sample.policy] for sample in samples],
+        [loss_tokens[key] for key in keys],
         of_samples,
         of_tokens,
     )
@@ -157,6 +186,9 @@ def facts_of(of: Chosen, *, pin: bool) -> dict[str, object]:
         "rewards": tensor([sample.reward for sample in of.samples], torch.float32),
         "group_index": tensor(of.group_index, whole),
         "sample_index": tensor(list(of.sample_index), whole),
+        "trajectory_index": tensor(of.trajectory_index, whole),
+        "policy_index": tensor(of.policy_index, whole),
+        "trajectory_loss_tokens": tensor(of.trajectory_loss_tokens, whole),
         "prompt_len": tensor([sample.prompt_len for sample in of.samples], whole),
         "lengths": tensor(of.lengths, whole),
         "staleness": tensor([group.staleness for group in of.groups], whole),
@@ -167,6 +199,8 @@ def facts_of(of: Chosen, *, pin: bool) -> dict[str, object]:
         "total_samples": info.total_samples,
         "total_tokens": info.total_tokens,
         "total_loss_tokens": info.total_loss_tokens,
+        "total_trajectories": info.total_trajectories
+        or (0 if any(group.has_rows for group in of.groups) else info.total_samples),
         "final": info.final,
     }
 

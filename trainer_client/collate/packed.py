@@ -59,10 +59,11 @@ class PackedBatch(Collated):
     """Advantages, float32 [N]; None unless given. One given per sample stands at each of its loss tokens."""
 
 
-def pack(
+def pack(  # noqa: PLR0913 - options of one layout
     batch: Batch,
     *,
     groups: Sequence[Group] | None = None,
+    rows: bool = False,
     pad_token_id: int = 0,
     multiple_of: int = 1,
     advantages: Advantages | None = None,
@@ -72,15 +73,15 @@ def pack(
 ) -> PackedBatch:
     """Pack the samples of `groups` (default: all of the batch), group after group, end to end.
 
-    N is rounded up to a multiple of `multiple_of`. `advantages`: float [B], or B arrays of [T]. `extras`: further
-    columns by name, per token [N, …] with `extras_fill` at padding, per sample [B, …], ragged as `Ragged`.
-    `pin_memory`: make the tensors in page-locked memory.
+    `rows`: as of `collate`. N is rounded up to a multiple of `multiple_of`. `advantages`: float [B], or B arrays of
+    [T]. `extras`: further columns by name, per token [N, …] with `extras_fill` at padding, per sample [B, …], ragged as
+    `Ragged`. `pin_memory`: make the tensors in page-locked memory.
 
     Raises as `collate` does.
     """
     torch_for("collate")
     layout = PackedLayout(pad_token_id, multiple_of, extras_fill, pin_memory)
-    of = chosen(batch, groups, advantages)
+    of = chosen(batch, groups, advantages, rows=rows)
     return layout.of(of, kinds_of(of.groups, extras))
 
 

@@ -50,6 +50,7 @@ def collate(  # noqa: PLR0913 - options of one layout
     batch: Batch,
     *,
     groups: Sequence[Group] | None = None,
+    rows: bool = False,
     pad_token_id: int = 0,
     pad_side: PadSide = "right",
     multiple_of: int = 1,
@@ -60,16 +61,17 @@ def collate(  # noqa: PLR0913 - options of one layout
 ) -> PaddedBatch:
     """Pad the samples of `groups` (default: all of the batch), group after group, to the longest of them.
 
-    T is rounded up to a multiple of `multiple_of`. `advantages`: float [B], or B arrays of [T]. `extras`: further
-    columns by name, per token [B, T, …] with `extras_fill` at padding, per sample [B, …], ragged as `Ragged`.
-    `pin_memory`: make the tensors in page-locked memory.
+    `rows`: samples may be rows of trajectories; those that are not trainable are left out. T is rounded up to a
+    multiple of `multiple_of`. `advantages`: float [B], or B arrays of [T]. `extras`: further columns by name, per token
+    [B, T, …] with `extras_fill` at padding, per sample [B, …], ragged as `Ragged`. `pin_memory`: make the tensors in
+    page-locked memory.
 
-    Raises InvalidField for an option out of range, ImportError when torch is not installed, and torch's RuntimeError
-    for `pin_memory` on a machine without CUDA.
+    Raises InvalidField for an option out of range, and for rows of trajectories without `rows`. Raises ImportError when
+    torch is not installed, and torch's RuntimeError for `pin_memory` on a machine without CUDA.
     """
     torch_for("collate")
     layout = PaddedLayout(pad_token_id, pad_side, multiple_of, extras_fill, pin_memory)
-    of = chosen(batch, groups, advantages)
+    of = chosen(batch, groups, advantages, rows=rows)
     return layout.of(of, kinds_of(of.groups, extras))
 
 

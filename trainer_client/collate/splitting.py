@@ -29,6 +29,7 @@ def micro_batches(
     max_tokens: int,
     layout: Literal["packed"] = ...,
     groups: Sequence[Group] | None = ...,
+    rows: bool = ...,
     pad_token_id: int = ...,
     pad_side: PadSide = ...,
     multiple_of: int = ...,
@@ -44,6 +45,7 @@ def micro_batches(
     max_tokens: int,
     layout: Literal["padded"],
     groups: Sequence[Group] | None = ...,
+    rows: bool = ...,
     pad_token_id: int = ...,
     pad_side: PadSide = ...,
     multiple_of: int = ...,
@@ -58,6 +60,7 @@ def micro_batches(  # noqa: PLR0913 - options of the layouts
     max_tokens: int,
     layout: Layout = "packed",
     groups: Sequence[Group] | None = None,
+    rows: bool = False,
     pad_token_id: int = 0,
     pad_side: PadSide = "right",
     multiple_of: int = 1,
@@ -77,7 +80,7 @@ def micro_batches(  # noqa: PLR0913 - options of the layouts
     torch_for("collate")
     if layout not in ("padded", "packed"):
         raise InvalidField("layout", layout, "'padded' or 'packed'")
-    of = chosen(batch, groups, advantages)
+    of = chosen(batch, groups, advantages, rows=rows)
     kinds = kinds_of(of.groups, extras)
     if layout == "packed":
         packed = PackedLayout(pad_token_id, multiple_of, extras_fill, pin_memory)

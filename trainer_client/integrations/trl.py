@@ -172,6 +172,8 @@ class BufferGRPOTrainer(GRPOTrainer):
         if not self.model.training:
             raise InvalidField("evaluate()", "called", "not called: use TrainerSession.evaluate, beside the training")
         batch = self._run.pull()
+        for group in batch.groups:
+            group.refuse_rows("TRL compares num_generations samples of a prompt")
         size, sizes = self.num_generations, [len(group.samples) for group in batch.groups]
         if set(sizes) != {size} or sum(sizes) != len(inputs):
             limit = f"{len(inputs) // size} groups of {size}"

@@ -45,6 +45,7 @@ def aipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     loss_tokens: Total | None = None,
     total_samples: Total | None = None,
     token_counts: Tensor | None = None,
+    sample_tokens: Tensor | None = None,
 ) -> Tensor:
     """Compute the AIPO loss, −J of the module's docstring, as `policy_gradient_loss` in shapes, dtypes and errors.
 
@@ -69,4 +70,5 @@ def aipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
         loss_tokens=loss_tokens,
         total_samples=total_samples,
         token_counts=token_counts,
+        sample_tokens=sample_tokens,
     )

@@ -40,6 +40,7 @@ def ipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     loss_tokens: Total | None = None,
     total_samples: Total | None = None,
     token_counts: Tensor | None = None,
+    sample_tokens: Tensor | None = None,
 ) -> Tensor:
     """Compute the IPO loss, −J of the module's docstring, with the shapes, dtypes and errors of `policy_gradient_loss`.
 
@@ -67,4 +68,5 @@ def ipo_loss(  # noqa: PLR0913  # each is a quantity of the formula
         loss_tokens=loss_tokens,
         total_samples=total_samples,
         token_counts=token_counts,
+        sample_tokens=sample_tokens,
     )

@@ -7,8 +7,8 @@ with w_t computed once and passed in: `tis_weights` (truncated), `mis_weights` (
 Shapes and dtypes are those of every loss here: `logprobs` float32 or float64, [B, T] or [ΣT]; other log-probabilities
 and `weights` floating of the same shape, cut off from any graph; `advantages` floating of the same shape, or [B] beside
 [B, T]; `loss_mask` bool or integer of the same shape. The result is a scalar in the dtype of `logprobs`, differentiable
-in `logprobs` only. `token_counts`, int64 [B], tells packed samples apart where something is per sample. Errors are
-`InvalidField`, naming the argument.
+in `logprobs` only. `token_counts`, int64 [B], tells packed samples apart where something is per sample.
+`sample_tokens`, int64 [B]: see `denominators`. Errors are `InvalidField`, naming the argument.
 """
 
 import torch
@@ -27,6 +27,7 @@ def policy_gradient_loss(
     loss_tokens: Total | None = None,
     total_samples: Total | None = None,
     token_counts: Tensor | None = None,
+    sample_tokens: Tensor | None = None,
 ) -> Tensor:
     """Compute the policy gradient loss, −J of the module's docstring: ∂/∂log π_t = −w_t · Â_t over the denominator.
 
@@ -42,4 +43,5 @@ def policy_gradient_loss(
         loss_tokens=loss_tokens,
         total_samples=total_samples,
         token_counts=token_counts,
+        sample_tokens=sample_tokens,
     )

@@ -44,6 +44,7 @@ def ppo_loss(  # noqa: PLR0913  # each is a quantity of the formula
     loss_tokens: Total | None = None,
     total_samples: Total | None = None,
     token_counts: Tensor | None = None,
+    sample_tokens: Tensor | None = None,
 ) -> Tensor:
     """Compute the PPO loss, −J of the module's docstring, with the shapes, dtypes and errors of `policy_gradient_loss`.
 
@@ -60,6 +61,7 @@ def ppo_loss(  # noqa: PLR0913  # each is a quantity of the formula
         loss_tokens=loss_tokens,
         total_samples=total_samples,
         token_counts=token_counts,
+        sample_tokens=sample_tokens,
     )
 
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, SupportsFloat, TypeAlias
 
+from buffer_wire.validate import is_trainable
 from rollout_buffer.v1 import groups_pb2
 from trainer_client.batch import Batch, BatchInfo, Group
 from trainer_client.client.engines import in_service
@@ -256,7 +257,7 @@ def of_groups(groups: list[Group]) -> dict[str, float]:
     pre-queue = tail − head and in-queue = max(0, train_version − tail), means over groups, in versions, as the service
     counts them. token staleness = max(0, train_version − version of the token), mean over response tokens.
     """
-    samples = [(group, sample) for group in groups for sample in group.header.samples]
+    samples = [(group, sample) for group in groups for sample in group.header.samples if is_trainable(sample)]
     figures: dict[str, float] = {"shard_groups": len(groups), "shard_samples": len(samples)}
     if not samples:
         return figures

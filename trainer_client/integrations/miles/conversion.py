@@ -155,7 +155,10 @@ class Converter:
         return self.tokenizer.encode(sample.prompt, add_special_tokens=False)
 
     def samples(self, group: batch.Group, *, reward_key: str | None = None) -> list[Sample]:
-        """Convert a generated group to the framework's samples, in their order."""
+        """Convert a generated group to the framework's samples, in their order. Raises InvalidField for rows of
+        trajectories.
+        """
+        group.refuse_rows("the framework's samples of a prompt are compared with each other")
         return [self._sample(group, i, made, reward_key) for i, made in enumerate(group.samples)]
 
     def _sample(self, group: batch.Group, i: int, made: batch.Sample, reward_key: str | None) -> Sample:

@@ -104,8 +104,16 @@ def pack(groups: Sequence[Group], packing: Packing) -> list[list[MicroBatch]]:
 
 
 def group_advantages(group: Group, advantage: AdvantageFn | None) -> Floats:
-    """Compute a group's advantages, float32 [G]; by default rewards less their mean."""
+    """Compute a group's advantages, float32 [G]; by default rewards less their mean.
+
+    Of rows of trajectories: less the mean over the trajectories, of rows of the same policy; 0 where a row is not
+    trainable. Raises InvalidField for a function beside these.
+    """
     rewards = group.rewards
+    if group.has_rows:
+        if advantage is not None:
+            group.refuse_rows("an advantage function is given a reward for each")
+        return rewards - np.array([_baseline(group, sample) for sample in group.samples], np.float32)
     if advantage is None:
         return rewards - np.float32(rewards.mean())
     lengths = np.array([sample.tokens - sample.prompt_len for sample in group.samples], np.int64)
@@ -113,6 +121,16 @@ def group_advantages(group: Group, advantage: AdvantageFn | None) -> Floats:
     if given.shape != rewards.shape:
         raise InvalidField("advantage", given.shape, f"one number a rollout, {rewards.shape}")
     return given
+
+
+def _baseline(group: Group, row: Sample) -> float:
+    if not row.trainable:
+        return row.reward
+    trajectories: dict[int, list[float]] = {}
+    for sample in group.samples:
+        if sample.trainable and sample.policy == row.policy:
+            trajectories.setdefault(sample.trajectory, []).append(sample.reward)
+    return float(np.mean([np.mean(rewards) for rewards in trajectories.values()]))
 
 
 # ── rollouts ─────────────────────────────────────────────────────────────────
