@@ -32,8 +32,8 @@ EVERY = 10
 """Steps of a printed line."""
 
 
-class Lines:
-    """A line for every tenth step: means over its steps, pass rates at its end. `on_step` of a session."""
+class Table:
+    """Rows of ten steps: means over them, pass rates at their end. It is the `on_step` of a session."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
                     chunk_tasks=8,
                     pull_timeout_s=300.0,
                     on_wait=lambda _: worker.check(),
-                    on_step=Lines(pools),
+                    on_step=Table(pools),
                 ),
             ) as session,
         ):

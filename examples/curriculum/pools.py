@@ -1,8 +1,8 @@
 """Pools of tasks by difficulty, drawn by pass rate: what is always right or always wrong teaches nothing.
 
-A pool is drawn in proportion to p · (1 − p), the variance of a sample that is right with probability p, and a floor, so
-that a pool which is too hard today is looked at again. p is a moving mean over the pool's groups, filtered and dropped
-ones included.
+A pool is drawn in proportion to p · (1 − p), the variance of a sample that is right with probability p. A floor lets a
+pool that is too hard today be looked at again. p is a moving mean over the pool's groups, filtered and dropped ones
+included.
 """
 
 import json
