@@ -279,6 +279,9 @@ class Group:
                     turns=tuple([Turn(turn.role, turn.start, turn.end) for turn in turns]) if turns else (),
                     extras=MappingProxyType(own),
                     tail_version=self.tail_version,
+                    trajectory=sample.trajectory - 1 if sample.trajectory else i,
+                    trainable=is_trainable(sample),
+                    policy=sample.policy,
                 )
             )
         return tuple(samples)
@@ -314,9 +317,6 @@ class Batch:
     @property
     def final(self) -> bool:
         """True when no further micro-batch of the step comes: the totals are the step's own."""
-                    trajectory=sample.trajectory - 1 if sample.trajectory else i,
-                    trainable=is_trainable(sample),
-                    policy=sample.policy,
         return self.info.final
 
     @property
