@@ -64,10 +64,10 @@ class BatchInfo:
     """Number of steps committed, as the service said to a pull that committed; else 0."""
     checkpointed_steps: int = 0
     """Number of steps whose replay data is freed, as the service said to a pull that checkpointed; else 0."""
-
-
     total_trajectories: int = 0
     """Trajectories with a row that is trainable; 0 from a service that does not count them."""
+
+
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
     """Span: the tokens [start, end) of a sample, which were generated under `version`."""
@@ -111,14 +111,14 @@ class Sample:
     uint16."""
     tail_version: int = field(repr=False)
     """Tail version of the sample's group, to which versions of an abandoned timeline are cut."""
-
-    @property
     trajectory: int = 0
     """Index of the sample's trajectory in its group, from 0. Samples of the same one are rows of it."""
     trainable: bool = True
     """False where the sample must not be trained on; its mask is 0 then."""
     policy: str = ""
     """Name of the policy or role that wrote it, where the task has several."""
+
+    @property
     def tokens(self) -> int:
         """Number of tokens T, prompt and response."""
         return len(self.token_ids)
@@ -224,12 +224,7 @@ class Group:
 
         Raises ValueError when the payload's length contradicts the header.
         """
-        if not self.stages:
-            return MappingProxyType(layout.read_payload(self.header, self.payload))
-        columns = layout.read_payload(pb.GroupHeader.FromString(bytes(self.header_bytes)), self.payload)
-        for added in self.stages:
-            columns |= layout.read_payload(added.header, added.payload)
-        return MappingProxyType(columns)
+        return MappingProxyType(layout.read_payload(self.header, self.payload))
 
     @cached_property
     def has_rows(self) -> bool:
