@@ -24,8 +24,8 @@ from buffer_wire.validate import is_trainable
 from rollout_buffer.v1 import groups_pb2
 from trainer_client.batch import Batch, BatchInfo, Group
 from trainer_client.client.engines import in_service
-from trainer_client.state import RunState, TrainerTime
 from trainer_client.session.outcomes import Tally
+from trainer_client.state import RunState, TrainerTime
 
 logger = logging.getLogger("trainer_client")
 
@@ -88,15 +88,15 @@ class StepMeter:
         look: Callable[[float], RunState] | None,
         before: RunState,
         *,
-        clock: Callable[[], float] = time.monotonic,
         tally: Callable[[], Tally | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_step = on_step
         self._look = RunRequest(look) if look is not None else None
         self._before = before
         """State of the run at the end of the last step whose figures are known."""
-        self._clock = clock
         self._tally, self._tallied = tally, Tally()
+        self._clock = clock
         self._started_at: float | None = None
         """Time at which the training loop asked for its first batch."""
         self._waited = 0.0
@@ -205,8 +205,8 @@ class StepMeter:
                 logger.exception("on_step failed for step %d; the training goes on", self._info.step)
         if run is not None:
             self._before = run
-
         self._tallied = replace(self._tally() or self._tallied)
+
     def _figures(self, times: dict[str, float], run: RunState | None) -> dict[str, float]:
         info = self._info
         if info is None:
@@ -215,9 +215,9 @@ class StepMeter:
         figures["received_bytes"] = self._received_bytes
         if run is not None:
             figures |= of_run(run, self._before)
-        if self.version is not None:
         if (tally := self._tally()) is not None:
             figures |= of_outcomes(tally, self._tallied)
+        if self.version is not None:
             figures["published_version"] = self.version
         own = {name: float(value) for name, value in self._logged.items()}
         return {PREFIX + name: float(value) for name, value in figures.items()} | own
@@ -290,7 +290,6 @@ def _token_staleness(group: Group, sample: groups_pb2.Sample) -> int:
     return total
 
 
-def of_run(run: RunState, before: RunState) -> dict[str, float]:
 def of_outcomes(tally: Tally, before: Tally) -> dict[str, float]:
     """Compute the figures of the groups that were reported since `before`; without any, only their number."""
     groups = tally.groups - before.groups
@@ -301,6 +300,7 @@ def of_outcomes(tally: Tally, before: Tally) -> dict[str, float]:
     return figures
 
 
+def of_run(run: RunState, before: RunState) -> dict[str, float]:
     """Compute the figures of the run: its present state, and the changes of its ledgers and counters since `before`."""
     engines = in_service(run)
     ready = sum(engine.state == "ready" and engine.loaded >= run.published for engine in engines)
