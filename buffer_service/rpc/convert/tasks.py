@@ -57,8 +57,8 @@ def new_task(at: str, task: pb.Task) -> ops.NewTask:
         environment=fields.line(task.environment, f"{at}.environment", 0, 64),
         spec=task.SerializeToString(),
         expected_tokens=fields.number(task.expected_tokens, f"{at}.expected_tokens", 0, 1 << 31),
-    )
         metadata=metadata if len(metadata) <= limits.MAX_RECORDED_METADATA_BYTES else b"",
+    )
 
 
 def _check_prompt(at: str, task: pb.Task) -> None:
