@@ -308,6 +308,8 @@ class Delivered(NamedTuple):
     head_version: int
     tail_version: int
     payload_key: str = ""
+    stage: str = ""
+    """Stage whose columns these are, of the last group before; empty: it is a group."""
 
 
 def join_pull(revision: Revision, groups: Iterable[Delivered]) -> bytes:
@@ -316,6 +318,8 @@ def join_pull(revision: Revision, groups: Iterable[Delivered]) -> bytes:
     for group in groups:
         tail = _int_field(2, group.sequence) + _int_field(3, group.head_version) + _int_field(4, group.tail_version)
         where = _text_field(5, group.payload_key) or [_len_field(1, len(group.body)), group.body]
+        if group.stage:
+            where += _text_field(6, group.stage)
         parts += [_len_field(3, sum(map(len, where)) + len(tail)), *where, tail]
     return b"".join(parts + _text_field(4, revision.proof))
 
@@ -336,7 +340,7 @@ def split_pull(message: Buffer) -> tuple[Revision, batches_pb2.BatchInfo | None,
 
 
 def _split_delivered(message: memoryview) -> Delivered:
-    body, payload_key, sequence, head_version, tail_version = _EMPTY, "", 0, 0, 0
+    body, payload_key, stage, sequence, head_version, tail_version = _EMPTY, "", "", 0, 0, 0
     for number, value in fields(message):
         if isinstance(value, int):
             if number == 2:
@@ -349,4 +353,6 @@ def _split_delivered(message: memoryview) -> Delivered:
             body = value
         elif number == 5:
             payload_key = bytes(value).decode("utf-8", "replace")
-    return Delivered(body, sequence, head_version, tail_version, payload_key)
+        elif number == 6:
+            stage = bytes(value).decode("utf-8", "replace")
+    return Delivered(body, sequence, head_version, tail_version, payload_key, stage)

@@ -50,6 +50,8 @@ class GroupSummary:
     """True when there are two or more, and what one policy wrote has the same reward in all of them."""
     mean_reward: float
     """Mean over the trajectories, and the policies in each, of the mean reward of the rows."""
+    failed_samples: int = 0
+    """Samples with a named failure, trainable or not."""
 
 
 def is_trainable(sample: pb.Sample) -> bool:
@@ -62,9 +64,11 @@ def has_rows(samples: Iterable[pb.Sample]) -> bool:
     return any(sample.trajectory or sample.HasField("trainable") or sample.policy for sample in samples)
 
 
-def check_group(header: pb.GroupHeader, payload_len: int | None, *, partial_rollout: bool = False) -> GroupSummary:
-    """Check a group, or a partial rollout (whose samples may be unfinished or empty). `payload_len` in bytes; None: the
-    payload is not here.
+def check_group(
+    header: pb.GroupHeader, payload_len: int | None, *, partial_rollout: bool = False, of_stage: bool = False
+) -> GroupSummary:
+    """Check a group, or a partial rollout (whose samples may be unfinished or empty), or what a stage adds to a group
+    (columns of other names alone). `payload_len` in bytes; None: the payload is not here.
 
     The service does this for every push, so the ordinary case reads each field once. A header that fails is checked
     again, slowly, for an error that names the field.
@@ -86,9 +90,15 @@ def check_group(header: pb.GroupHeader, payload_len: int | None, *, partial_roll
         summary = _check_rows(samples, partial_rollout=partial_rollout)
     else:
         summary = _check_samples(list(enumerate(samples)), partial_rollout=partial_rollout)
+    for i, sample in enumerate(samples):
+        if sample.failure:
+            if not limits.FAILURE.fullmatch(sample.failure):
+                raise InvalidField(f"samples[{i}].failure", sample.failure, "1 to 64 characters of [a-z0-9_]")
+            summary.failed_samples += 1
     if header.images:
         check_images("images", header.images, min([sample.prompt_len for sample in samples]), resolved=True)
-    specs = _checked_columns(len(samples), *[column.SerializeToString() for column in header.columns])
+    checked = _checked_added_columns if of_stage else _checked_columns
+    specs = checked(len(samples), *[column.SerializeToString() for column in header.columns])
     expected = extent(specs, summary.tokens, len(samples))
     if payload_len not in (None, expected):
         raise InvalidField(
@@ -250,7 +260,22 @@ def _checked_columns(samples: int, *columns: bytes) -> tuple[ColumnSpec, ...]:
     """The serialized columns of a group of so many samples, checked. Unless ragged, a run has the same few."""
     if not len(REQUIRED_COLUMNS) <= len(columns) <= limits.MAX_COLUMNS:
         raise InvalidField("columns", f"{len(columns)} columns", f"3 to {limits.MAX_COLUMNS} columns")
-    specs = tuple(_checked_column(i, column) for i, column in enumerate(columns))
+    return _checked_together(samples, tuple(_checked_column(i, column) for i, column in enumerate(columns)))
+
+
+@lru_cache(maxsize=64)
+def _checked_added_columns(samples: int, *columns: bytes) -> tuple[ColumnSpec, ...]:
+    """The serialized columns that a stage adds to a group of so many samples, checked."""
+    if len(columns) > limits.MAX_COLUMNS:
+        raise InvalidField("columns", f"{len(columns)} columns", f"at most {limits.MAX_COLUMNS} columns")
+    specs = tuple(_checked_column(i, column, required=False) for i, column in enumerate(columns))
+    for i, spec in enumerate(specs):
+        if spec.name in dict(REQUIRED_COLUMNS):
+            raise InvalidField(f"columns[{i}].name", spec.name, "another one: every group has this from its worker")
+    return _checked_together(samples, specs)
+
+
+def _checked_together(samples: int, specs: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
     names: set[str] = set()
     for i, spec in enumerate(specs):
         if spec.axis == pb.AXIS_RAGGED and len(spec.ragged_rows) != samples:
@@ -264,11 +289,11 @@ def _checked_columns(samples: int, *columns: bytes) -> tuple[ColumnSpec, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _checked_column(i: int, serialized: bytes) -> ColumnSpec:
+def _checked_column(i: int, serialized: bytes, *, required: bool = True) -> ColumnSpec:
     """Column `i` of a group, checked by itself. The groups of a run repeat the same few."""
     column = pb.Column.FromString(serialized)
     at = f"columns[{i}]"
-    if i < len(REQUIRED_COLUMNS):
+    if required and i < len(REQUIRED_COLUMNS):
         name, dtype = REQUIRED_COLUMNS[i]
         if column.name != name:
             raise InvalidField(f"{at}.name", column.name, repr(name))

@@ -25,6 +25,8 @@ from buffer_wire.validate import has_rows, is_trainable
 from rollout_buffer.v1 import groups_pb2 as pb
 from trainer_client.state import WeightVersion
 
+REWARDS = "rewards"
+"""Name of the stage that writes rewards."""
 _REQUIRED = (layout.TOKEN_IDS, layout.LOGPROBS, layout.LOSS_MASK)
 _FINISH = {number: word for word, number in words(pb.FinishReason).items()}
 
@@ -152,6 +154,33 @@ class Sample:
             out[span.start : span.end] = most
 
 
+@dataclass(frozen=True, slots=True)
+class StageColumns:
+    """Columns that a stage has added to a group: header and payload as its worker pushed them."""
+
+    stage: str
+    header: pb.GroupHeader
+    payload: memoryview = field(repr=False)
+
+    @property
+    def version(self) -> int:
+        """Version of what made them, as the stage's worker said it; 0: it said none."""
+        return self.header.stage_version
+
+    @classmethod
+    def of(cls, delivered: Delivered) -> "StageColumns":
+        """Split what was delivered for a stage. Raises MalformedMessage, DecodeError."""
+        header, payload = split_group(memoryview(delivered.body))
+        return cls(delivered.stage, pb.GroupHeader.FromString(bytes(header)), payload)
+
+    def __getstate__(self) -> tuple[str, pb.GroupHeader, bytes]:
+        return self.stage, self.header, bytes(self.payload)
+
+    def __setstate__(self, state: tuple[str, pb.GroupHeader, bytes]) -> None:
+        for name, value in zip(self.__slots__, (*state[:2], memoryview(state[2])), strict=True):
+            object.__setattr__(self, name, value)
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Group: the samples of one task, generated once. What is in it is parsed at first use."""
@@ -168,12 +197,15 @@ class Group:
     """Largest version of any sample's last token, in the present timeline."""
     train_version: int
     """Weight version that trains on the group."""
+    stages: Sequence[StageColumns] = ()
+    """Columns that stages have added, in their order; the group's header, columns, samples and rewards have them."""
 
     @classmethod
-    def of(cls, delivered: Delivered, train_version: int) -> "Group":
-        """Split a delivered group into header and payload. Raises MalformedMessage."""
+    def of(cls, delivered: Delivered, train_version: int, stages: Sequence[Delivered] = ()) -> "Group":
+        """Split a delivered group, with what stages have added, into headers and payloads. Raises MalformedMessage."""
         parts = split_group(memoryview(delivered.body))
-        return cls(*parts, delivered.sequence, delivered.head_version, delivered.tail_version, train_version)
+        versions = delivered.head_version, delivered.tail_version, train_version
+        return cls(*parts, delivered.sequence, *versions, tuple(map(StageColumns.of, stages)))
 
     def __getstate__(self) -> dict[str, object]:
         """Copy header and payload out of the message for pickling; parsed values are left out."""
@@ -185,8 +217,11 @@ class Group:
 
     @cached_property
     def header(self) -> pb.GroupHeader:
-        """Header of the group, as the worker wrote it. Raises DecodeError."""
-        return pb.GroupHeader.FromString(bytes(self.header_bytes))
+        """Header of the group, as the worker wrote it, with the columns and rewards of stages. Raises DecodeError."""
+        header = pb.GroupHeader.FromString(bytes(self.header_bytes))
+        for added in self.stages:
+            _join(header, added)
+        return header
 
     @property
     def task_id(self) -> str:
@@ -222,9 +257,14 @@ class Group:
     def columns(self) -> Mapping[str, layout.Array]:
         """Columns by name, each [rows, …] over all samples of the group, one after another.
 
-        Raises ValueError when the payload's length contradicts the header.
+        Raises ValueError when a payload's length contradicts its header.
         """
-        return MappingProxyType(layout.read_payload(self.header, self.payload))
+        if not self.stages:
+            return MappingProxyType(layout.read_payload(self.header, self.payload))
+        columns = layout.read_payload(pb.GroupHeader.FromString(bytes(self.header_bytes)), self.payload)
+        for added in self.stages:
+            columns |= layout.read_payload(added.header, added.payload)
+        return MappingProxyType(columns)
 
     @cached_property
     def has_rows(self) -> bool:
@@ -280,6 +320,19 @@ class Group:
                 )
             )
         return tuple(samples)
+
+
+def _join(header: pb.GroupHeader, added: StageColumns) -> None:
+    """Add the columns of a stage to a header; of two with one name the later one counts. Raises ValueError."""
+    if [sample.tokens for sample in added.header.samples] != [sample.tokens for sample in header.samples]:
+        raise ValueError(f"stage {added.stage} has added columns of other samples to task {header.task_id!r}")
+    names = {column.name for column in added.header.columns}
+    kept = [column for column in header.columns if column.name not in names]
+    del header.columns[:]
+    header.columns.extend([*kept, *added.header.columns])
+    if added.stage == REWARDS:
+        for sample, scored in zip(header.samples, added.header.samples, strict=True):
+            sample.reward = scored.reward
 
 
 def _span(span: pb.VersionSpan, made: dict[tuple[int, int], WeightVersion]) -> VersionSpan:

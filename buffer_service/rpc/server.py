@@ -31,6 +31,7 @@ from buffer_service.rpc.servicers.evaluations import EvaluationServicer
 from buffer_service.rpc.servicers.groups import GroupServicer
 from buffer_service.rpc.servicers.inspection import InspectServicer
 from buffer_service.rpc.servicers.payloads import PayloadServicer
+from buffer_service.rpc.servicers.stages import StageServicer
 from buffer_service.rpc.streams.blobs import Blobs
 from buffer_service.rpc.streams.parts import PartStreams
 from buffer_service.rpc.streams.pull import PullStream
@@ -52,6 +53,8 @@ from rollout_buffer.v1 import (
     payloads_pb2,
     runs_pb2,
     runs_pb2_grpc,
+    stages_pb2,
+    stages_pb2_grpc,
     tasks_pb2,
     tasks_pb2_grpc,
     weights_pb2,
@@ -60,6 +63,7 @@ from rollout_buffer.v1 import (
 _CONTRACT: tuple[ModuleType, ...] = (
     runs_pb2,
     tasks_pb2,
+    stages_pb2,
     groups_pb2,
     payloads_pb2,
     batches_pb2,
@@ -138,6 +142,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     tasks_pb2_grpc.add_TaskServiceServicer_to_server(
         loop.TaskServicer(store, Leasing(store, lines), drain, metrics, lease_bytes), server
     )
+    stages_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(store, lines, drain), server)
     evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, readers), server)
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -185,6 +190,7 @@ def _batch_handlers(batches: loop.BatchServicer) -> "grpc.GenericRpcHandler[byte
         "rollout_buffer.v1.BatchService",
         {
             "PullBatch": grpc.unary_stream_rpc_method_handler(batches.PullBatch),
+            "Reject": _unary(batches.Reject, batches_pb2.RejectRequest, batches_pb2.RejectResponse),
             "Commit": _unary(batches.Commit, batches_pb2.CommitRequest, batches_pb2.CommitResponse),
             "Checkpoint": _unary(batches.Checkpoint, batches_pb2.CheckpointRequest, batches_pb2.CheckpointResponse),
             "Resume": _unary(batches.Resume, batches_pb2.ResumeRequest, batches_pb2.ResumeResponse),

@@ -47,6 +47,8 @@ def _rule(*roles: Role, run_at: RunAt = RunAt.REF) -> Rule:
 
 
 _WORKER = _rule(Role.WORKER)
+_LEASES = _rule(Role.WORKER, Role.TRAINER)
+"""Rule of what is done with leases, for trainers too: they lease groups that wait in stages."""
 _TRAINER = _rule(Role.TRAINER)
 _READ = _rule(Role.TRAINER, Role.READER)
 _PUSH = _rule(Role.WORKER, Role.TRAINER, run_at=RunAt.BYTES)
@@ -67,10 +69,11 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
     "TaskService": {
         "SubmitTasks": _TRAINER,
         "LeaseTasks": _WORKER,
-        "ExtendLeases": _WORKER,
+        "ExtendLeases": _LEASES,
         "Heartbeat": _WORKER,
-        "ReturnLeases": _WORKER,
+        "ReturnLeases": _LEASES,
     },
+    "StageService": {"LeaseGroups": _TRAINER},
     "GroupService": {"PushGroups": _PUSH, "PushGroup": _PUSH},
     "PayloadService": {
         "GetWriteAccess": _rule(Role.WORKER, Role.TRAINER),
@@ -83,6 +86,7 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
     "BatchService": {
         # It may commit and checkpoint too, so its roles are those of the two.
         "PullBatch": _rule(Role.TRAINER, run_at=RunAt.BYTES),
+        "Reject": _TRAINER,
         "Commit": _TRAINER,
         "Checkpoint": _TRAINER,
         "Resume": _TRAINER,

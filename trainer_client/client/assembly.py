@@ -55,12 +55,22 @@ class PullAssembly:
         Raises ServiceUnreachable (retryable) if the stream was cut.
         """
         info = self._info
-        came = len(self._groups) - len(self.keys)
+        came = sum(not one.stage and not one.payload_key for one in self._groups)
         if info is None or came != info.shard_groups:
             wanted = "no batch facts" if info is None else f"{came} of {info.shard_groups} groups"
             raise ServiceUnreachable(f"the pull stream ended early, with {wanted}", status="CUT")
-        groups = tuple(Group.of(delivered, info.train_version) for delivered in self._groups)
+        groups = tuple(Group.of(one, info.train_version, stages) for one, stages in self._with_stages())
         facts = value_of(
             BatchInfo, info, staleness_mean=info.staleness_mean_milli / 1000, waited_s=time.monotonic() - self.started
         )
         return Batch(facts, groups, self._received_bytes)
+
+    def _with_stages(self) -> list[tuple[Delivered, list[Delivered]]]:
+        """Pair each group with what stages have added, which comes right behind it."""
+        pairs: list[tuple[Delivered, list[Delivered]]] = []
+        for one in self._groups:
+            if not one.stage:
+                pairs.append((one, []))
+            elif pairs:
+                pairs[-1][1].append(one)
+        return pairs

@@ -1,7 +1,7 @@
 """Pulls, batches and resumes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from buffer_service.domain.ops.tasks import AddedColumns
@@ -36,11 +36,14 @@ class ShardGroup:
     tail_version: int
     added: Sequence[AddedColumns] = ()
     """Columns that stages have added, in their order."""
+    stage: str = ""
+    """Stage that has added what lies under the key; empty: the group itself lies there."""
 
-    @property
-    def payload_keys(self) -> Sequence[str]:
-        """Keys of all its payloads, its own first."""
-        return (self.payload_key, *(added.payload_key for added in self.added))
+    def pieces(self) -> "Iterator[ShardGroup]":
+        """Yield the group, then what each stage has added to it, each with a key of its own."""
+        yield self
+        for added in self.added:
+            yield replace(self, payload_key=added.payload_key, added=(), stage=added.stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,11 @@ class Batch:
     shard_tokens: int
     replayed: bool
     queued: int
+
+    @property
+    def pieces(self) -> "list[ShardGroup]":
+        """Payloads of the shard, in order: each group, then what stages have added to it."""
+        return [piece for group in self.shard for piece in group.pieces()]
 
 
 MAX_REJECTED = 4_096

@@ -31,7 +31,8 @@ Entry: TypeAlias = ops.NewGroup | pb.PushAck
 
 _FINAL = (
     *(ops.PushKind.QUEUED, ops.PushKind.DUPLICATE, ops.PushKind.CLOSED),
-    *(ops.PushKind.REJECTED_FULL, ops.PushKind.FILTERED, ops.PushKind.RECORDED, ops.PushKind.PAYLOAD_MISSING),
+    *(ops.PushKind.REJECTED_FULL, ops.PushKind.FILTERED, ops.PushKind.RECORDED, ops.PushKind.ADDED),
+    ops.PushKind.PAYLOAD_MISSING,
 )
 _OUTCOMES = numbers(pb.PushOutcome, _FINAL)
 
@@ -74,7 +75,8 @@ def new_group(body: memoryview, most: Limits) -> ops.NewGroup:
     if len(head) > limits.MAX_HEADER_BYTES:
         raise InvalidField("header", f"{len(head)} bytes", f"at most {limits.MAX_HEADER_BYTES} bytes")
     most.check(len(payload), 0, ops.TaskSink.QUEUE)
-    summary = check_group(header, None if stored else len(payload))
+    summary = check_group(header, None if stored else len(payload), of_stage=ops.is_of_stage(header.lease_id))
+    fields.number(header.stage_version, "stage_version", 0, MOST)
     fields.number(header.first_revision, "first_revision", 0, MOST)
     fields.lease_id(header.lease_id, low=0)
     if stored is None:
@@ -148,6 +150,7 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int, *, st
         ),
         turns=summary.turns,
         truncated_samples=summary.truncated_samples,
+        failed_samples=summary.failed_samples,
         version_tokens=_version_tokens(summary.tokens_by_version, tail) if head != tail else (),
         first_revision=header.first_revision,
         stored=stored,

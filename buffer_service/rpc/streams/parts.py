@@ -74,7 +74,7 @@ class PartStreams:
 
     async def read(self, request: pb.ReadPayloadRequest, context: RawContext) -> None:
         """Send the parts of a payload. Raises InvalidField, and NotReady for one of which a part is gone."""
-        for part in part_keys(_key(fields.run_id(request.run.run_id), request.payload_key)):
+        for part in part_keys(_key(fields.run_id(request.run.run_id), request.payload_key, in_parts=False)):
             caller().check_live()
             with await self.outgoing.take(_COPIES * part.size) as share:
                 body = await self.store.read_part(part.key)
@@ -130,8 +130,8 @@ class PartStreams:
             raise InvalidField("payload_key", part.key, "a new nonce: there is such a part")
 
 
-def _key(run_id: str, key: str) -> str:
-    """The key, of a payload of the run in parts. Raises InvalidField."""
-    if not is_key_of(run_id, key) or not parts_of(key):
-        raise InvalidField("payload_key", key, f"the key of a payload of run {run_id} in parts")
+def _key(run_id: str, key: str, *, in_parts: bool = True) -> str:
+    """The key, of a payload of the run, which has to lie `in_parts`. Raises InvalidField."""
+    if not is_key_of(run_id, key) or (in_parts and not parts_of(key)):
+        raise InvalidField("payload_key", key, f"the key of a payload of run {run_id}" + " in parts" * in_parts)
     return key

@@ -78,7 +78,7 @@ class PullStream:
         reported: set[str] = set()
         while True:
             batch = await self._assembled(run_id, pull, seen, deadline - loop.time())
-            if reported.intersection(group.payload_key for group in batch.shard):
+            if reported.intersection(piece.payload_key for piece in batch.pieces):
                 raise StoreFault(
                     f"groups of step {batch.step} are gone from the store, and it is trained: it cannot be pulled as "
                     "it was; resume at it to have them settled as lost"
@@ -137,10 +137,11 @@ class PullStream:
     ) -> bool:
         """Stream the shard; False when it has to be pulled again and nothing was sent: groups were `reported` lost."""
         opened = False
-        by_key = frozenset(group.payload_key for group in batch.shard if self._goes_by_key(request, group))
+        pieces = batch.pieces
+        by_key = frozenset(piece.payload_key for piece in pieces if self._goes_by_key(request, piece))
         if by_key and not request.direct and not await self._are_whole(run_id, request, batch, by_key, reported):
             return False
-        async with _Reads(self._store, self._room, run_id, batch.shard, by_key) as reads:
+        async with _Reads(self._store, self._room, run_id, pieces, by_key) as reads:
             while True:
                 groups, bodies, share = await reads.next()
                 found = await self._settle_lost(run_id, request, batch, groups, bodies, reported)
@@ -219,7 +220,8 @@ class PullStream:
                 damaged.append(group.payload_key)
             else:
                 key = group.payload_key if body is _BY_KEY else ""
-                found.append(Delivered(body, group.sequence, group.head_version, group.tail_version, key))
+                versions = group.head_version, group.tail_version
+                found.append(Delivered(body, group.sequence, *versions, key, group.stage))
         return None if await self._reported_lost(run_id, request, batch, gone, damaged, reported) else found
 
     async def _reported_lost(

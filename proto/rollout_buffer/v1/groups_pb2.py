@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from rollout_buffer.v1 import common_pb2 as rollout__buffer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erollout_buffer/v1/groups.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\"\x88\x01\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05\x64type\x18\x02 \x01(\x0e\x32\x18.rollout_buffer.v1.DType\x12%\n\x04\x61xis\x18\x03 \x01(\x0e\x32\x17.rollout_buffer.v1.Axis\x12\x12\n\nitem_shape\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x03(\r\"\\\n\x0bVersionSpan\x12\x31\n\x07version\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"0\n\x04Turn\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"\xaa\x02\n\x06Sample\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x13\n\x0bloss_tokens\x18\x03 \x01(\r\x12\x0e\n\x06reward\x18\x04 \x01(\x02\x12\x36\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1f.rollout_buffer.v1.FinishReason\x12-\n\x05spans\x18\x06 \x03(\x0b\x32\x1e.rollout_buffer.v1.VersionSpan\x12&\n\x05turns\x18\x07 \x03(\x0b\x32\x17.rollout_buffer.v1.Turn\x12\x12\n\ntrajectory\x18\x08 \x01(\r\x12\x16\n\ttrainable\x18\t \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06policy\x18\n \x01(\tB\x0c\n\n_trainable\"K\n\x08ImageRef\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x10\n\x08location\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"\xa1\x02\n\x0bGroupHeader\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\r\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x04 \x01(\t\x12*\n\x07samples\x18\x05 \x03(\x0b\x32\x19.rollout_buffer.v1.Sample\x12*\n\x07\x63olumns\x18\x06 \x03(\x0b\x32\x19.rollout_buffer.v1.Column\x12\x15\n\rmetadata_json\x18\x07 \x01(\t\x12\x11\n\tworker_id\x18\x08 \x01(\t\x12\x16\n\x0e\x66irst_revision\x18\t \x01(\x04\x12+\n\x06images\x18\n \x03(\x0b\x32\x1b.rollout_buffer.v1.ImageRef\"?\n\rStoredPayload\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\x12\r\n\x05parts\x18\x03 \x01(\r\"z\n\x05Group\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.rollout_buffer.v1.GroupHeader\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x30\n\x06stored\x18\x03 \x01(\x0b\x32 .rollout_buffer.v1.StoredPayload\"w\n\x11PushGroupsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12(\n\x06groups\x18\x03 \x03(\x0b\x32\x18.rollout_buffer.v1.Group\"{\n\x07PushAck\x12/\n\x07outcome\x18\x01 \x01(\x0e\x32\x1e.rollout_buffer.v1.PushOutcome\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12-\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1e.rollout_buffer.v1.ErrorDetail\"\xaf\x01\n\x12PushGroupsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x05 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12(\n\x04\x61\x63ks\x18\x03 \x03(\x0b\x32\x1a.rollout_buffer.v1.PushAck\x12\x33\n\tpublished\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\"c\n\x10PushGroupRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\'\n\x05group\x18\x02 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\"f\n\x11PushGroupResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\'\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x1a.rollout_buffer.v1.PushAck*\xdc\x01\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x44_TYPE_UINT8\x10\x01\x12\x0f\n\x0b\x44_TYPE_INT8\x10\x02\x12\x11\n\rD_TYPE_UINT16\x10\x03\x12\x10\n\x0c\x44_TYPE_INT16\x10\x04\x12\x10\n\x0c\x44_TYPE_INT32\x10\x05\x12\x10\n\x0c\x44_TYPE_INT64\x10\x06\x12\x12\n\x0e\x44_TYPE_FLOAT16\x10\x07\x12\x13\n\x0f\x44_TYPE_BFLOAT16\x10\x08\x12\x12\n\x0e\x44_TYPE_FLOAT32\x10\t\x12\x12\n\x0e\x44_TYPE_FLOAT64\x10\n*N\n\x04\x41xis\x12\x14\n\x10\x41XIS_UNSPECIFIED\x10\x00\x12\x0e\n\nAXIS_TOKEN\x10\x01\x12\x0f\n\x0b\x41XIS_SAMPLE\x10\x02\x12\x0f\n\x0b\x41XIS_RAGGED\x10\x03*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03*\xa3\x02\n\x0bPushOutcome\x12\x1c\n\x18PUSH_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13PUSH_OUTCOME_QUEUED\x10\x01\x12\x1a\n\x16PUSH_OUTCOME_DUPLICATE\x10\x02\x12\x17\n\x13PUSH_OUTCOME_CLOSED\x10\x03\x12\x1e\n\x1aPUSH_OUTCOME_REJECTED_FULL\x10\x04\x12\x18\n\x14PUSH_OUTCOME_INVALID\x10\x05\x12\x19\n\x15PUSH_OUTCOME_FILTERED\x10\x06\x12\x19\n\x15PUSH_OUTCOME_RECORDED\x10\x07\x12 \n\x1cPUSH_OUTCOME_PAYLOAD_MISSING\x10\x08\x12\x16\n\x12PUSH_OUTCOME_ADDED\x10\t2\xc5\x01\n\x0cGroupService\x12]\n\nPushGroups\x12$.rollout_buffer.v1.PushGroupsRequest\x1a%.rollout_buffer.v1.PushGroupsResponse(\x01\x30\x01\x12V\n\tPushGroup\x12#.rollout_buffer.v1.PushGroupRequest\x1a$.rollout_buffer.v1.PushGroupResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erollout_buffer/v1/groups.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\"\x88\x01\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05\x64type\x18\x02 \x01(\x0e\x32\x18.rollout_buffer.v1.DType\x12%\n\x04\x61xis\x18\x03 \x01(\x0e\x32\x17.rollout_buffer.v1.Axis\x12\x12\n\nitem_shape\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x03(\r\"\\\n\x0bVersionSpan\x12\x31\n\x07version\x18\x01 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"0\n\x04Turn\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"\xbb\x02\n\x06Sample\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x13\n\x0bloss_tokens\x18\x03 \x01(\r\x12\x0e\n\x06reward\x18\x04 \x01(\x02\x12\x36\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1f.rollout_buffer.v1.FinishReason\x12-\n\x05spans\x18\x06 \x03(\x0b\x32\x1e.rollout_buffer.v1.VersionSpan\x12&\n\x05turns\x18\x07 \x03(\x0b\x32\x17.rollout_buffer.v1.Turn\x12\x12\n\ntrajectory\x18\x08 \x01(\r\x12\x16\n\ttrainable\x18\t \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06policy\x18\n \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x0c \x01(\tB\x0c\n\n_trainable\"K\n\x08ImageRef\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x10\n\x08location\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"\xb8\x02\n\x0bGroupHeader\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\r\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x04 \x01(\t\x12*\n\x07samples\x18\x05 \x03(\x0b\x32\x19.rollout_buffer.v1.Sample\x12*\n\x07\x63olumns\x18\x06 \x03(\x0b\x32\x19.rollout_buffer.v1.Column\x12\x15\n\rmetadata_json\x18\x07 \x01(\t\x12\x11\n\tworker_id\x18\x08 \x01(\t\x12\x16\n\x0e\x66irst_revision\x18\t \x01(\x04\x12+\n\x06images\x18\n \x03(\x0b\x32\x1b.rollout_buffer.v1.ImageRef\x12\x15\n\rstage_version\x18\x14 \x01(\x04\"?\n\rStoredPayload\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\x12\r\n\x05parts\x18\x03 \x01(\r\"z\n\x05Group\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.rollout_buffer.v1.GroupHeader\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x30\n\x06stored\x18\x03 \x01(\x0b\x32 .rollout_buffer.v1.StoredPayload\"w\n\x11PushGroupsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12(\n\x06groups\x18\x03 \x03(\x0b\x32\x18.rollout_buffer.v1.Group\"{\n\x07PushAck\x12/\n\x07outcome\x18\x01 \x01(\x0e\x32\x1e.rollout_buffer.v1.PushOutcome\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12-\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1e.rollout_buffer.v1.ErrorDetail\"\xaf\x01\n\x12PushGroupsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x05 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12(\n\x04\x61\x63ks\x18\x03 \x03(\x0b\x32\x1a.rollout_buffer.v1.PushAck\x12\x33\n\tpublished\x18\x04 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\"c\n\x10PushGroupRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\'\n\x05group\x18\x02 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\"f\n\x11PushGroupResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\'\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x1a.rollout_buffer.v1.PushAck*\xdc\x01\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x44_TYPE_UINT8\x10\x01\x12\x0f\n\x0b\x44_TYPE_INT8\x10\x02\x12\x11\n\rD_TYPE_UINT16\x10\x03\x12\x10\n\x0c\x44_TYPE_INT16\x10\x04\x12\x10\n\x0c\x44_TYPE_INT32\x10\x05\x12\x10\n\x0c\x44_TYPE_INT64\x10\x06\x12\x12\n\x0e\x44_TYPE_FLOAT16\x10\x07\x12\x13\n\x0f\x44_TYPE_BFLOAT16\x10\x08\x12\x12\n\x0e\x44_TYPE_FLOAT32\x10\t\x12\x12\n\x0e\x44_TYPE_FLOAT64\x10\n*N\n\x04\x41xis\x12\x14\n\x10\x41XIS_UNSPECIFIED\x10\x00\x12\x0e\n\nAXIS_TOKEN\x10\x01\x12\x0f\n\x0b\x41XIS_SAMPLE\x10\x02\x12\x0f\n\x0b\x41XIS_RAGGED\x10\x03*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03*\xa3\x02\n\x0bPushOutcome\x12\x1c\n\x18PUSH_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13PUSH_OUTCOME_QUEUED\x10\x01\x12\x1a\n\x16PUSH_OUTCOME_DUPLICATE\x10\x02\x12\x17\n\x13PUSH_OUTCOME_CLOSED\x10\x03\x12\x1e\n\x1aPUSH_OUTCOME_REJECTED_FULL\x10\x04\x12\x18\n\x14PUSH_OUTCOME_INVALID\x10\x05\x12\x19\n\x15PUSH_OUTCOME_FILTERED\x10\x06\x12\x19\n\x15PUSH_OUTCOME_RECORDED\x10\x07\x12 \n\x1cPUSH_OUTCOME_PAYLOAD_MISSING\x10\x08\x12\x16\n\x12PUSH_OUTCOME_ADDED\x10\t2\xc5\x01\n\x0cGroupService\x12]\n\nPushGroups\x12$.rollout_buffer.v1.PushGroupsRequest\x1a%.rollout_buffer.v1.PushGroupsResponse(\x01\x30\x01\x12V\n\tPushGroup\x12#.rollout_buffer.v1.PushGroupRequest\x1a$.rollout_buffer.v1.PushGroupResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollout_buffer.v1.groups_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=1857
-  _globals['_DTYPE']._serialized_end=2077
-  _globals['_AXIS']._serialized_start=2079
-  _globals['_AXIS']._serialized_end=2157
-  _globals['_FINISHREASON']._serialized_start=2159
-  _globals['_FINISHREASON']._serialized_end=2281
-  _globals['_PUSHOUTCOME']._serialized_start=2284
-  _globals['_PUSHOUTCOME']._serialized_end=2575
+  _globals['_DTYPE']._serialized_start=1897
+  _globals['_DTYPE']._serialized_end=2117
+  _globals['_AXIS']._serialized_start=2119
+  _globals['_AXIS']._serialized_end=2197
+  _globals['_FINISHREASON']._serialized_start=2199
+  _globals['_FINISHREASON']._serialized_end=2321
+  _globals['_PUSHOUTCOME']._serialized_start=2324
+  _globals['_PUSHOUTCOME']._serialized_end=2615
   _globals['_COLUMN']._serialized_start=86
   _globals['_COLUMN']._serialized_end=222
   _globals['_VERSIONSPAN']._serialized_start=224
@@ -47,25 +47,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TURN']._serialized_start=318
   _globals['_TURN']._serialized_end=366
   _globals['_SAMPLE']._serialized_start=369
-  _globals['_SAMPLE']._serialized_end=667
-  _globals['_IMAGEREF']._serialized_start=669
-  _globals['_IMAGEREF']._serialized_end=744
-  _globals['_GROUPHEADER']._serialized_start=747
-  _globals['_GROUPHEADER']._serialized_end=1036
-  _globals['_STOREDPAYLOAD']._serialized_start=1038
-  _globals['_STOREDPAYLOAD']._serialized_end=1101
-  _globals['_GROUP']._serialized_start=1103
-  _globals['_GROUP']._serialized_end=1225
-  _globals['_PUSHGROUPSREQUEST']._serialized_start=1227
-  _globals['_PUSHGROUPSREQUEST']._serialized_end=1346
-  _globals['_PUSHACK']._serialized_start=1348
-  _globals['_PUSHACK']._serialized_end=1471
-  _globals['_PUSHGROUPSRESPONSE']._serialized_start=1474
-  _globals['_PUSHGROUPSRESPONSE']._serialized_end=1649
-  _globals['_PUSHGROUPREQUEST']._serialized_start=1651
-  _globals['_PUSHGROUPREQUEST']._serialized_end=1750
-  _globals['_PUSHGROUPRESPONSE']._serialized_start=1752
-  _globals['_PUSHGROUPRESPONSE']._serialized_end=1854
-  _globals['_GROUPSERVICE']._serialized_start=2578
-  _globals['_GROUPSERVICE']._serialized_end=2775
+  _globals['_SAMPLE']._serialized_end=684
+  _globals['_IMAGEREF']._serialized_start=686
+  _globals['_IMAGEREF']._serialized_end=761
+  _globals['_GROUPHEADER']._serialized_start=764
+  _globals['_GROUPHEADER']._serialized_end=1076
+  _globals['_STOREDPAYLOAD']._serialized_start=1078
+  _globals['_STOREDPAYLOAD']._serialized_end=1141
+  _globals['_GROUP']._serialized_start=1143
+  _globals['_GROUP']._serialized_end=1265
+  _globals['_PUSHGROUPSREQUEST']._serialized_start=1267
+  _globals['_PUSHGROUPSREQUEST']._serialized_end=1386
+  _globals['_PUSHACK']._serialized_start=1388
+  _globals['_PUSHACK']._serialized_end=1511
+  _globals['_PUSHGROUPSRESPONSE']._serialized_start=1514
+  _globals['_PUSHGROUPSRESPONSE']._serialized_end=1689
+  _globals['_PUSHGROUPREQUEST']._serialized_start=1691
+  _globals['_PUSHGROUPREQUEST']._serialized_end=1790
+  _globals['_PUSHGROUPRESPONSE']._serialized_start=1792
+  _globals['_PUSHGROUPRESPONSE']._serialized_end=1894
+  _globals['_GROUPSERVICE']._serialized_start=2618
+  _globals['_GROUPSERVICE']._serialized_end=2815
 # @@protoc_insertion_point(module_scope)

@@ -307,6 +307,7 @@ class Sample(google.protobuf.message.Message):
     TRAJECTORY_FIELD_NUMBER: builtins.int
     TRAINABLE_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
     tokens: builtins.int
     """T, the length of prompt and response, 1 to 4,194,304."""
     prompt_len: builtins.int
@@ -327,6 +328,10 @@ class Sample(google.protobuf.message.Message):
     """
     policy: builtins.str
     """Name of the policy or role that wrote it, where a task has several, at most 64 characters; empty: that in training."""
+    failure: builtins.str
+    """Name that the rollout or reward function gave to what is wrong with the answer, 1 to 64 characters of [a-z0-9_];
+    empty: nothing is. The sample is trained with its reward like any other.
+    """
     @property
     def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
         """Spans of weight versions: they tile [prompt_len, T) without gaps, in order, versions not falling. A row that is not
@@ -350,9 +355,10 @@ class Sample(google.protobuf.message.Message):
         trajectory: builtins.int = ...,
         trainable: builtins.bool | None = ...,
         policy: builtins.str = ...,
+        failure: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_trainable", b"_trainable", "trainable", b"trainable"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_trainable", b"_trainable", "finish_reason", b"finish_reason", "loss_tokens", b"loss_tokens", "policy", b"policy", "prompt_len", b"prompt_len", "reward", b"reward", "spans", b"spans", "tokens", b"tokens", "trainable", b"trainable", "trajectory", b"trajectory", "turns", b"turns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_trainable", b"_trainable", "failure", b"failure", "finish_reason", b"finish_reason", "loss_tokens", b"loss_tokens", "policy", b"policy", "prompt_len", b"prompt_len", "reward", b"reward", "spans", b"spans", "tokens", b"tokens", "trainable", b"trainable", "trajectory", b"trajectory", "turns", b"turns"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_trainable", b"_trainable"]) -> typing.Literal["trainable"] | None: ...
 
 Global___Sample: typing_extensions.TypeAlias = Sample
@@ -409,6 +415,7 @@ class GroupHeader(google.protobuf.message.Message):
     WORKER_ID_FIELD_NUMBER: builtins.int
     FIRST_REVISION_FIELD_NUMBER: builtins.int
     IMAGES_FIELD_NUMBER: builtins.int
+    STAGE_VERSION_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     incarnation: builtins.int
@@ -428,6 +435,10 @@ class GroupHeader(google.protobuf.message.Message):
     """Revision of the run as the pusher of a push without a lease knew it before it first tried this group, kept over
     every retry. By it the service tells a repeat that it may have forgotten, and refuses it. 0: the present revision.
     At most 2^53 - 1.
+    """
+    stage_version: builtins.int
+    """Version of what made the columns of a stage, as its worker counts; for people and the trainer alone. Only where
+    lease_id is of a stage. At most 2^53 - 1.
     """
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Sample]:
@@ -456,8 +467,9 @@ class GroupHeader(google.protobuf.message.Message):
         worker_id: builtins.str = ...,
         first_revision: builtins.int = ...,
         images: collections.abc.Iterable[Global___ImageRef] | None = ...,
+        stage_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "first_revision", b"first_revision", "images", b"images", "incarnation", b"incarnation", "lease_id", b"lease_id", "metadata_json", b"metadata_json", "samples", b"samples", "task_id", b"task_id", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "environment", b"environment", "first_revision", b"first_revision", "images", b"images", "incarnation", b"incarnation", "lease_id", b"lease_id", "metadata_json", b"metadata_json", "samples", b"samples", "stage_version", b"stage_version", "task_id", b"task_id", "worker_id", b"worker_id"]) -> None: ...
 
 Global___GroupHeader: typing_extensions.TypeAlias = GroupHeader
 

@@ -100,7 +100,7 @@ class StageLease(google.protobuf.message.Message):
     HEAD_VERSION_FIELD_NUMBER: builtins.int
     TAIL_VERSION_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
-    """Id of the lease, "task_id/incarnation/stage/number"."""
+    """Id of the lease, "task_id/incarnation/stage:number"."""
     group_id: builtins.str
     """Id of the group, "task_id/incarnation"."""
     payload_key: builtins.str

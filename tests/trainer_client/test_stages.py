@@ -1,0 +1,147 @@
+"""Stages against a real service: columns and rewards that others add reach the trainer, whoever dies in between."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from buffer_wire.errors import InvalidField
+from tests.support.push import Pusher, arrays_for
+from tests.support.service import ServiceProcess
+from trainer_client import BufferClient, ClientOptions, Policy
+from trainer_client.batch import Group
+from trainer_client.collate import collate
+from trainer_client.stages import Added, Stage
+
+OPTIONS = ClientOptions(timeout_s=30)
+
+
+@pytest.fixture
+def client(service: ServiceProcess) -> Iterator[BufferClient]:
+    with BufferClient(service.address, OPTIONS) as made:
+        yield made
+
+
+def serve(service: ServiceProcess, run_id: str, name: str, make: Callable[[Group], object], most: int) -> int:
+    with Stage(service.address, run_id, name, options=OPTIONS) as stage:
+        return stage.serve(make, most=most)  # type: ignore[arg-type]
+
+
+def ranks_of(group: Group) -> dict[str, list[np.ndarray]]:
+    return {"ranks": [np.arange(sample.tokens, dtype=np.float32) for sample in group.samples]}
+
+
+def test_what_stages_add_comes_with_the_batch(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
+    client.create_run(run_id, Policy(batch_groups=2, max_queued_groups=4, stages=["rewards", "reference", "values"]))
+    with Pusher(service.address, run_id) as pusher:
+        pusher.push(*(arrays_for(f"t{i}", group_size=2) for i in range(2)))
+    assert serve(service, run_id, "rewards", lambda group: Added(rewards=[0.25, 0.75], version=3), 2) == 2
+    assert serve(service, run_id, "reference", ranks_of, 2) == 2
+
+    def values(group: Group) -> Added:
+        ranks = [sample.extras["ranks"] for sample in group.samples]
+        return Added(tokens={"values": [2 * each for each in ranks]}, samples={"best": [np.float32(1), np.float32(2)]})
+
+    assert serve(service, run_id, "values", values, 2) == 2
+    batch = client.pull(run_id, term=1, step=0, timeout_s=10)
+    for group in batch.groups:
+        np.testing.assert_array_equal(group.rewards, np.array([0.25, 0.75], np.float32))
+        assert [(one.stage, one.version) for one in group.stages] == [("rewards", 3), ("reference", 0), ("values", 0)]
+        for sample in group.samples:
+            np.testing.assert_array_equal(sample.extras["values"], 2 * np.arange(sample.tokens))
+    tensors = collate(batch, extras="all")
+    assert set(tensors.extras) == {"ranks", "values", "best"}
+    assert client.ledger(run_id).balanced
+    assert [(one.name, one.waiting, one.leased, one.added) for one in client.run(run_id).stages] == [
+        (name, 0, 0, 2) for name in ("rewards", "reference", "values")
+    ]
+
+
+def test_large_groups_and_large_columns_go_in_parts(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
+    client.create_run(run_id, Policy(batch_groups=1, stages=["wide"]))
+    with Pusher(service.address, run_id) as pusher:
+        pusher.push(arrays_for("large", response_len=600_000))
+
+    def wide(group: Group) -> dict[str, list[np.ndarray]]:
+        return {"wide": [np.full((sample.tokens, 4), 7, np.float32) for sample in group.samples]}
+
+    assert serve(service, run_id, "wide", wide, 1) == 1
+    (group,) = client.pull(run_id, term=1, step=0, timeout_s=30).groups
+    assert all((sample.extras["wide"] == 7).all() and len(sample.extras["wide"]) > 600_000 for sample in group.samples)
+
+
+def test_a_function_that_raises_gives_its_groups_back(
+    service: ServiceProcess, client: BufferClient, run_id: str
+) -> None:
+    client.create_run(run_id, Policy(batch_groups=1, max_queued_groups=4, stages=["reference"], max_attempts=2))
+    with Pusher(service.address, run_id) as pusher:
+        pusher.push(arrays_for("a"), arrays_for("b"))
+
+    def broken(group: Group) -> object:
+        raise ZeroDivisionError(group.task_id)
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            serve(service, run_id, "reference", broken, 2)
+    (stage,) = client.run(run_id).stages
+    assert (stage.waiting, stage.leased, stage.failed) == (1, 0, 2)
+    assert client.ledger(run_id).groups.discarded.groups == 1
+    with pytest.raises(InvalidField, match="reference"):
+        serve(service, run_id, "misspelt", ranks_of, 1)
+
+
+WORKER = """
+import sys, time
+import numpy as np
+from trainer_client.stages import Stage
+
+def make(group):
+    print("begun", flush=True)
+    time.sleep(float(sys.argv[3]))
+    return {"ranks": [np.arange(sample.tokens, dtype=np.float32) for sample in group.samples]}
+
+with Stage(sys.argv[1], sys.argv[2], "reference", worker_id="w") as stage:
+    stage.serve(make)
+"""
+
+
+def worker(service: ServiceProcess, run_id: str, seconds: float) -> subprocess.Popen[str]:
+    started = subprocess.Popen(
+        [sys.executable, "-c", WORKER, service.address, run_id, str(seconds)], stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "begun\n"
+    return started
+
+
+def test_a_worker_and_the_service_that_are_killed_lose_nothing_and_add_nothing_twice(
+    service: ServiceProcess, client: BufferClient, run_id: str
+) -> None:
+    client.create_run(run_id, Policy(batch_groups=4, stages=["reference"]))
+    with Pusher(service.address, run_id) as pusher:
+        pusher.push(*(arrays_for(f"t{i}") for i in range(4)))
+    killed = worker(service, run_id, 60)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    # A new process of the same worker has at once what the old one held.
+    following = worker(service, run_id, 0)
+    pulled: list[Group] = []
+    puller = threading.Thread(
+        target=lambda: pulled.extend(client.pull(run_id, term=1, step=0, timeout_s=60).groups), daemon=True
+    )
+    puller.start()
+    service.kill()
+    service.start()
+    puller.join(60)
+    following.send_signal(signal.SIGKILL)
+    following.wait()
+    assert [group.task_id for group in pulled] == ["t0", "t1", "t2", "t3"]
+    assert all([one.stage for one in group.stages] == ["reference"] for group in pulled)
+    again = client.pull(run_id, term=1, step=0, timeout_s=30)
+    assert [bytes(one.stages[0].payload) for one in again.groups] == [bytes(one.stages[0].payload) for one in pulled]
+    run = client.run(run_id)
+    assert (run.stages[0].added, run.ledger.balanced) == (4, True)
