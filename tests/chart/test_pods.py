@@ -171,7 +171,7 @@ def test_servers_of_a_replicated_store_are_on_different_nodes(values: Path) -> N
             wanted = ("DoNotSchedule", least) if strict else ("ScheduleAnyway", None)
             assert (nodes["whenUnsatisfiable"], nodes.get("minDomains")) == wanted
             assert nodes["maxSkew"] == 1
-            assert nodes["labelSelector"]["matchLabels"] == pod.labels
+            assert nodes["labelSelector"]["matchLabels"] == pod.owner["spec"]["selector"]["matchLabels"]
 
 
 @every_value_set

@@ -50,7 +50,8 @@ def test_labels_of_pods_name_no_version(values: Path) -> None:
     # It would restart the store and every engine with each new version of the chart.
     for controller in documents(values, "Deployment", "StatefulSet"):
         labels = controller["spec"]["template"]["metadata"]["labels"]
-        assert labels == controller["spec"]["selector"]["matchLabels"]
+        assert labels.items() >= controller["spec"]["selector"]["matchLabels"].items()
+        assert not {"helm.sh/chart", "app.kubernetes.io/version"} & labels.keys()
 
 
 def test_the_store_can_be_restarted_by_the_command_in_the_docs() -> None:

@@ -193,6 +193,10 @@ BY_TEMPLATE = {
         "name: the StatefulSet",
     ),
     "weights at the engine's port": (POOL % "weights: {servePort: 30000}", "engine.sidecar.port"),
+    "a label that selects": (
+        POOL % "podLabels: {app.kubernetes.io/name: x}",
+        "app.kubernetes.io/name is the chart's own",
+    ),
     "metrics at the port of weights": (POOL % "weights: {servePort: 9100}, metricsPort: 9100", "metricsPort 9100"),
     "a monitor of pools without metrics": (
         POOL % "metricsPort: 0" + "\nmetrics: {podMonitor: {enabled: true}}",

@@ -83,7 +83,17 @@ def test_values_hold_every_name_of_the_schema() -> None:
 
 
 SAY_IT_THEMSELVES = {
-    *("replicas", "image", "resources", "podAnnotations", "nodeSelector", "tolerations", "affinity", "labels"),
+    *(
+        "replicas",
+        "image",
+        "resources",
+        "podAnnotations",
+        "podLabels",
+        "nodeSelector",
+        "tolerations",
+        "affinity",
+        "labels",
+    ),
     *("enabled", "repository", "pullPolicy", "minReplicas", "maxReplicas", "mountPath", "name", "annotations"),
     *("runtimeClassName", "priorityClassName", "ports", "podDisruptionBudget", "service", "tls", "tokens"),
 }

@@ -33,6 +33,23 @@ rollout-buffer/pool: {{ .name }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of pods. What rb.selector takes, and more: further labels. */}}
+{{- define "rb.podLabels" -}}
+{{ include "rb.selector" . }}
+{{- $more := merge (dict) (default dict .more) .root.Values.commonLabels }}
+{{- range $name, $_ := $more }}
+{{- if or (hasPrefix "app.kubernetes.io/" $name) (eq $name "rollout-buffer/pool") (eq $name "helm.sh/chart") }}
+{{- fail (printf "labels: %s is the chart's own" $name) }}
+{{- end }}
+{{- end }}
+{{- with $more }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "rb.serviceAccountName" -}}
@@ -107,6 +124,9 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .affinity }}
 affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 {{- end -}}

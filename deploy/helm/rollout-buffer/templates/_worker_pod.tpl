@@ -7,7 +7,7 @@
 {{- $hostNetwork := and $pool.collective.enabled $pool.collective.hostNetwork -}}
 {{- $drain := get $pool.options "drain_grace_s" | default 20 | int -}}
 metadata:
-  labels: {{- include "rb.selector" .id | nindent 4 }}
+  labels: {{- include "rb.podLabels" (merge (dict "more" $pool.podLabels) .id) | nindent 4 }}
   {{- $annotations := deepCopy $pool.podAnnotations }}
   {{- with $pool.codeConfigMap }}
   {{- with lookup "v1" "ConfigMap" $.root.Release.Namespace . }}
