@@ -83,6 +83,12 @@ _REFUSALS: dict[str, Callable[..., errors.RolloutBufferError]] = {
     "step_train_version": lambda _run_id, value, version: errors.InvalidField(
         "train_version", value, f"{version}, that of the step's first micro-batch"
     ),
+    "step_committed": lambda _run_id, step, committed: errors.InvalidField(
+        "step", step, f"at least {committed}, the first that is not committed"
+    ),
+    "not_of_step": lambda _run_id, index, group_id, step: errors.InvalidField(
+        f"group_ids[{index}]", group_id, f"a group of step {step}"
+    ),
     "micro_batch_closed": lambda _run_id, value, micro_batches, step: errors.InvalidField(
         "micro_batch", value, f"below {micro_batches}, the micro-batches of step {step}"
     ),

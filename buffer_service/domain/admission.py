@@ -38,6 +38,7 @@ def capacity(
     leased: int,
     behind: int = 0,
     lookahead_milli: int = UNSET,
+    missing: int = 0,
 ) -> int | None:
     """Groups that may still be leased for an engine, None without a cap; zero or less means none.
 
@@ -45,10 +46,10 @@ def capacity(
 
         max_inflight_groups      max_inflight_groups - leased
         reserve_queue_space      max_queued_groups - (queued + leased)
-        max_lookahead k          ((k + 1) * b - unpublished_steps) * N - (forming + queued + leased)
+        max_lookahead k          ((k + 1) * b - unpublished_steps) * N + missing - (forming + queued + leased)
 
     for batches of N groups and b batches per publish. `unpublished_steps`: complete steps that the last publish did not
-    cover. `behind`: versions by which the engine's weights are older than the published ones. `lookahead_milli`: k in
+    cover. `missing`: groups that complete steps are still to get for rejected ones. `behind`: versions by which the engine's weights are older than the published ones. `lookahead_milli`: k in
     thousandths, where a controller lowered it by a fraction; UNSET: the policy's.
 
     The last is the bound of AReaL, (k + version + 1) * N - (accepted + running), where every step has N groups and
@@ -63,22 +64,30 @@ def capacity(
     if policy.max_lookahead != UNSET:
         ahead = _lookahead(policy, behind, lookahead_milli)
         steps = (ahead + MILLI) * policy.batches_per_publish - unpublished_steps * MILLI
-        rooms.append(steps * _step_groups(policy, open_step) // MILLI - (open_step.groups + queued + leased))
+        admitted = steps * _step_groups(policy, open_step) // MILLI + missing
+        rooms.append(admitted - (open_step.groups + queued + leased))
     return min(rooms, default=None)
 
 
 def required_version(
-    policy: RunPolicy, *, published: int, unpublished_steps: int, open_step: OpenStep, queued: int, leased: int
+    policy: RunPolicy,
+    *,
+    published: int,
+    unpublished_steps: int,
+    open_step: OpenStep,
+    queued: int,
+    leased: int,
+    missing: int = 0,
 ) -> int:
     """The oldest weights with which another group may be started, where its engine's lag is all that forbids it.
 
     The result is train_version of the group's turn - max_staleness, at least 0 and at most the published version.
     Engines that have it get work as far as the policy allows, also where max_lookahead is above max_staleness. Where
-    turns are not judged, the train_version is that of the next step.
+    turns are not judged, the train_version is that of the next step. Groups that complete steps lack come first.
     """
     steps = unpublished_steps
     if _judges_turns(policy):
-        steps += (open_step.groups + queued + leased) // _step_groups(policy, open_step)
+        steps += max(0, open_step.groups + queued + leased - missing) // _step_groups(policy, open_step)
     turn = next_train_version(published, steps, policy.batches_per_publish)
     return min(published, oldest_useful_version(policy, turn))
 

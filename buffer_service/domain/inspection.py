@@ -166,6 +166,7 @@ class AdmissionClock:
     due_tasks: int
     backing_off_tasks: int
     lookahead_milli: int = UNSET
+    missing: int = 0
     """Thousandths of max_lookahead that a controller has in effect; UNSET: the policy's."""
 
 

@@ -137,6 +137,7 @@ def _required_version(view: RunView) -> int:
         open_step=OpenStep(view.policy.batch_groups, forming) if forming else NO_OPEN_STEP,
         queued=view.groups["queued"].groups,
         leased=view.tasks["leased"],
+        missing=view.missing_groups,
     )
 
 

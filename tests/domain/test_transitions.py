@@ -7,6 +7,7 @@ GROUPS_WITHOUT_EXIT = {
     GroupState.DROPPED_STALE,
     GroupState.RECYCLED,
     GroupState.FILTERED,
+    GroupState.REJECTED,
     GroupState.DISCARDED,
     GroupState.LOST,
 }

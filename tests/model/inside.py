@@ -71,6 +71,20 @@ class Inside:
         found = self._step(step)
         return [group.group_id for group in found.groups] if found else []
 
+    def rejected_of(self, step: int) -> list[str]:
+        """Ids of the groups that were rejected from it."""
+        found = self._step(step)
+        return sorted(found.rejected) if found else []
+
+    def lacking(self) -> list[tuple[int, int]]:
+        """Complete steps that lack groups, and how many."""
+        steps = self._run.steps if self._run else {}
+        return [(number, step.missing) for number, step in sorted(steps.items()) if step.missing]
+
+    def queued(self) -> list[str]:
+        """Ids of the queued groups."""
+        return [group.group_id for group in self._run.queue] if self._run else []
+
     def world_size_of(self, step: int, number: int) -> int | None:
         """Tell for how many ranks a closed micro-batch is split."""
         found = self._step(step)

@@ -59,7 +59,7 @@ class RunMachine(OperatorActions, RuleBasedStateMachine):
         things = {"push_again": self.pushes, "push_written_again": self.written, "retry_blocked": self.pair.waiting}
         if name in things:
             return bool(things[name])
-        if name == "report_lost":
+        if name in {"report_lost", "reject", "replace"}:
             return (
                 self.view.next_step > self.view.committed_steps
                 or self.pair.inside.micro_batches_of(self.view.next_step) > 0

@@ -29,6 +29,8 @@ STEADY = {
     "sweep": 1,
 }
 TROUBLE = {
+    "reject": 2,
+    "replace": 2,
     "resume": 3,
     "report_lost": 4,
     "update_policy": 2,
@@ -99,6 +101,8 @@ MOODS = {
             "fill_and_pull": 9,
             "train": 6,
             "pull": 8,
+            "reject": 2,
+            "replace": 2,
             "report_lost": 3,
             "resume": 5,
             "update_policy": 2,
@@ -144,6 +148,23 @@ MOODS = {
         },
         ("limited",),
     ),
+    "given back": Mood(
+        {
+            **STEADY,
+            "fill_and_pull": 10,
+            "train": 4,
+            "reject": 12,
+            "replace": 12,
+            "resume": 3,
+            "report_lost": 2,
+            "commit": 2,
+            "fall_behind": 2,
+        },
+    ),
+    "paced back": Mood(
+        {**STEADY, "fall_behind": 4, "fill_and_pull": 8, "train": 4, "reject": 10, "replace": 6, "publish": 2},
+        ("foresighted", "cancelling"),
+    ),
     "rationed": Mood({**STEADY, "flood": 10, "fill_and_pull": 12, "train": 0, "publish": 1}, ("limited",)),
     "spread": Mood({**STEADY, "interrupt_and_lease_again": 14, "publish": 8, "lease": 9}, ("narrow",)),
     "outdated": Mood(
@@ -168,7 +189,10 @@ MOODS = {
         {**STEADY, "flood": 5, "fill_and_pull": 9, "train": 4, "push_again": 4, "update_policy": 1},
         ("filtering", "by tokens", "forgetting"),
     ),
-    "even": Mood({**STEADY, "flood": 5, "fill_and_pull": 12, "train": 6, "pull": 6, "resume": 2}, ("equal",)),
+    "even": Mood(
+        {**STEADY, "flood": 5, "fill_and_pull": 12, "train": 6, "pull": 6, "reject": 4, "replace": 4, "resume": 2},
+        ("equal",),
+    ),
     "operated": Mood(
         {**STEADY, "pause": 4, "drain": 4, "go_on": 3, "delete_and_create": 2, "flood": 3, "update_policy": 3},
         ("recording",),
@@ -181,6 +205,8 @@ MOODS = {
             "train": 6,
             "pull": 8,
             "give_back": 2,
+            "reject": 2,
+            "replace": 2,
             "time_passes": 6,
             "update_policy": 2,
             "resume": 1,
@@ -195,6 +221,8 @@ MOODS = {
             "fill_and_pull": 5,
             "pull": 12,
             "give_back": 5,
+            "reject": 2,
+            "replace": 2,
             "time_passes": 5,
             "update_policy": 2,
             "resume": 2,
@@ -233,5 +261,7 @@ INSTEAD = {
     "commit": "train",
     "checkpoint": "train",
     "report_lost": "fill_and_pull",
+    "reject": "fill_and_pull",
+    "replace": "fill_and_pull",
 }
 """Action that is taken when there is nothing yet to do another with."""

@@ -71,6 +71,7 @@ _DATA: dict[str, type] = {
         ops.PlanCollective,
         ops.Publish,
         ops.Pull,
+        ops.Reject,
         ops.Resume,
         ops.Submit,
         ops.TrainerClock,

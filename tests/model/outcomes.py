@@ -33,6 +33,7 @@ OPERATIONS = (
     "publish",
     "pull",
     "push",
+    "reject",
     "report_engine",
     "report_lost",
     "resume",
@@ -111,6 +112,10 @@ EXPECTED = frozenset(
         "resume:repeated",
         "resume:regenerated",
         "resume:behind",
+        *(f"rejected:{what}" for what in ("open", "complete", "again", "nothing")),
+        "micro_batch:replaces",
+        "error:invalid_field:group_ids[]",
+        "error:invalid_field:step",
         *(f"lost:{state}" for state in (GroupState.FORMING, GroupState.DELIVERED)),
         *(f"paused:{why}" for why in ("store_rolled_back", "failure_budget_exceeded", "operator", "released")),
         "run:draining",
@@ -221,6 +226,10 @@ def observe(
             seen.update(f"give_back:{outcome}" for outcome in reply.outcomes)
         case ops.Batch():
             _count_batch(seen, entry.args[0], reply, before, after)
+        case ops.Rejected():
+            which = "open" if reply.step == after.next_step else "complete"
+            seen[f"rejected:{which if reply.rejected_groups else 'nothing'}"] += 1
+            seen["rejected:again"] += bool(entry.args[0].group_ids) and not reply.rejected_groups
         case ops.Short():
             seen["pull:short"] += 1
             seen["pull:awaited"] += reply.awaited > 0 and not reply.awaited_task
@@ -333,6 +342,9 @@ def _count_batch(seen: Counter[str], pull: ops.Pull, batch: ops.Batch, before: B
         seen["replayed:open"] += batch.step == before.view.next_step
         seen["replayed:paused"] += before.view.paused == "operator"
         seen["replayed:resharded"] += before.world_size not in {None, pull.world_size}
+        return
+    if batch.step < before.view.next_step:
+        seen["micro_batch:replaces"] += 1
         return
     policy = before.view.policy
     streamed = batch.micro_batch > 0 or not batch.final or policy.micro_batch_groups > 0

@@ -35,6 +35,7 @@ SEEN_REVISION = frozenset(
         "give_back",
         "push",
         "pull",
+        "reject",
         "commit",
         "publish",
         "plan_collective",

@@ -251,6 +251,43 @@ class TrainerActions(WorkerActions):
             self.keep(draw, self.versions[-1])
         self.resume(draw)
 
+    def reject(self, draw: Draw) -> None:
+        """Groups of a step that is not committed go back; sometimes twice, of a wrong step, or none."""
+        first, last = self.view.committed_steps, self.view.next_step
+        steps = [*range(first, last), *([last] if self.pair.inside.micro_batches_of(last) else [])]
+        step = draw.pick(steps) if steps and not draw.rarely(8) else draw.integer(max(0, first - 1), last)
+        there, gone = self.pair.inside.groups_of(step), self.pair.inside.rejected_of(step)
+        names = [draw.pick(there) for _ in range(draw.integer(1, 2))] if there else []
+        if gone and draw.rarely(3):
+            names.append(draw.pick(gone))
+        if draw.rarely(16):
+            names.append("nothing/0")
+        request = ops.Reject(self.term(draw), step, [] if draw.rarely(12) else names, "as drawn")
+        self.pair.both("reject", request)
+        if draw.rarely(4):
+            self.pair.both("reject", request)
+
+    def replace(self, draw: Draw) -> None:
+        """A step that lacks groups gets others, or waits for them."""
+        lacking = self.pair.inside.lacking()
+        if not lacking:
+            self.reject(draw)
+            lacking = self.pair.inside.lacking()
+        if not lacking:
+            return
+        step, missing = draw.pick(lacking)
+        if not draw.rarely(4):
+            count = missing - len(self.pair.inside.queued())
+            self.send(draw, [self.facts(draw, f"fill-{self.number()}", 0, "") for _ in range(count)])
+        world_size, number = self.world_size(draw), self.pair.inside.micro_batches_of(step)
+        for rank in range(world_size):
+            train_version = self.view.published.version if draw.rarely(12) else None
+            pulled = self.pair.both("pull", ops.Pull(self.view.term, step, rank, world_size, train_version, number))
+            if not isinstance(pulled, ops.Batch) or draw.rarely(3):
+                break
+        if draw.rarely(4):
+            self.read_again(draw, step)
+
     def report_lost(self, draw: Draw) -> None:
         step = draw.integer(max(0, self.view.committed_steps - 1), self.view.next_step)
         if draw.rarely(2):

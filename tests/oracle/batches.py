@@ -1,4 +1,4 @@
-"""Batches: evict what is too stale, close the next micro-batch, repeat a stored one, settle lost groups.
+"""Batches: evict what is too stale, close the next micro-batch, repeat a stored one, settle lost and rejected groups.
 
 Invariants: steps and their micro-batches close in order; a stored micro-batch returns the same groups to the same rank
 until it is freed; no group that is too stale by the policy's measure enters a micro-batch; how a micro-batch is split
@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import assert_never
 
 from buffer_service.domain.gate import aged_out
-from buffer_service.domain.ops import Batch, Pull, ShardGroup, Short
+from buffer_service.domain.ops import Batch, Pull, Reject, Rejected, ShardGroup, Short
 from buffer_service.domain.policy import StaleAction
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField, ReplayGap, RunPaused, StepAhead, WorldSizeMismatch
@@ -34,7 +34,7 @@ def pull(run: RunState, request: Pull) -> Batch | Short:
     closed = len(step.micro_batches) if step else 0
     if step is not None and request.micro_batch < closed:
         return _replay(run, request, step)
-    if request.step < run.next_step:
+    if request.step < run.next_step and not (step and step.missing):
         raise InvalidField(
             "micro_batch", request.micro_batch, f"below {closed}, the micro-batches of step {request.step}"
         )
@@ -72,6 +72,49 @@ def check_rank(request: Pull) -> None:
         raise InvalidField("rank", request.rank, f"below world_size {request.world_size}")
 
 
+def reject(run: RunState, request: Reject) -> Rejected:
+    """Groups of a step that is not committed are given back; a complete one is to get as many others."""
+    run.require_term(request.term)
+    run.require_store()
+    step = run.steps.get(request.step)
+    if step is None and request.step >= run.next_step:
+        raise StepAhead(request.step, run.next_step)
+    if step is None or request.step < run.committed_steps:
+        raise InvalidField("step", request.step, f"at least {run.committed_steps}, the first that is not committed")
+    there = {group.group_id: group for group in step.groups}
+    for index, name in enumerate(request.group_ids):
+        if name not in there and name not in step.rejected:
+            raise InvalidField(f"group_ids[{index}]", name, f"a group of step {request.step}")
+    gone = [there[name] for name in dict.fromkeys(request.group_ids) if name in there]
+    for group in gone:
+        for one in step.micro_batches:
+            if group.group_id in one.staleness:
+                one.remove(group)
+        run.move_group(group, GroupState.REJECTED)
+        run.end_group(group)
+        step.rejected.add(group.group_id)
+    if step.step < run.next_step:
+        step.missing += len(gone)
+    missing = step.missing if step.step < run.next_step else step.form.target - len(step.groups)
+    last = len(step.micro_batches) - 1
+    facts = _reply(run, Pull(request.term, step.step, 0, 1, None, last), step, replayed=True)
+    return Rejected(
+        facts.revision,
+        len(gone),
+        missing,
+        step.step,
+        last,
+        facts.final,
+        facts.train_version,
+        facts.total_groups,
+        facts.total_samples,
+        facts.total_tokens,
+        facts.total_loss_tokens,
+        facts.staleness_sum,
+        facts.staleness_max,
+    )
+
+
 def report_lost(run: RunState, term: int, step: int, payload_keys: Collection[str]) -> None:
     """Groups that are not trained yet and whose payloads are gone leave their step, and their tasks start anew."""
     run.require_term(term)
@@ -91,7 +134,7 @@ def _replay(run: RunState, request: Pull, step: Step) -> Batch:
         run.changed = True
     stored = step.micro_batches[request.micro_batch]
     if stored.world_size != run.world_size:
-        stored.split(run.world_size, equal=step.form.equal)
+        step.split_again(request.micro_batch, run.world_size)
         run.changed = True
     return _reply(run, request, step, replayed=True)
 
@@ -130,7 +173,7 @@ def _reply(run: RunState, request: Pull, step: Step, *, replayed: bool) -> Batch
         revision=run.settle(),
         step=step.step,
         micro_batch=request.micro_batch,
-        final=step.step < run.next_step and request.micro_batch + 1 == len(step.micro_batches),
+        final=step.step < run.next_step and request.micro_batch + 1 == len(step.micro_batches) and not step.missing,
         train_version=step.form.train_version,
         total_groups=len(groups),
         total_samples=sum(group.facts.samples for group in groups),

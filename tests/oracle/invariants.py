@@ -172,7 +172,8 @@ def _steps(run: RunState) -> Iterator[str]:
 
 
 def _micro_batches(step: Step) -> Iterator[str]:
-    if not step.micro_batches or (len(step.micro_batches) > 1 and not step.form.streamed):
+    more = len(step.micro_batches) > 1 and not step.form.streamed and not step.rejected
+    if not step.micro_batches or more:
         yield f"step {step.step} has {len(step.micro_batches)} micro-batches"
     if len(step.groups) > step.form.target:
         yield f"step {step.step} has {len(step.groups)} groups of {step.form.target}"

@@ -55,7 +55,12 @@ def _lease_of_queue(run: RunState, ask: LeaseAsk, worker: Worker) -> Leased:
     refusal, required = _refusal(run, ask)
     if refusal is not None:
         return _reply(run, [], refusal, required)
-    fresh_room, room = _room(run), _room(run, max(0, run.published.version - run.timeline.effective(ask.loaded)))
+    loaded = run.timeline.effective(ask.loaded)
+    fresh_room, room = _room(run), _room(run, max(0, run.published.version - loaded))
+    if too_stale(run.policy, train_version=run.train_version, head_version=loaded):
+        # What it begins is fresh enough for a step that lacks groups alone.
+        left = run.missing - len(run.queue) - len(run.leases)
+        room = left if room is None else min(room, left)
     granted, full = _grant(run, ask, ask.max_tasks if room is None else max(0, min(room, ask.max_tasks)))
     if granted:
         worker.request_id = ask.request_id
@@ -143,8 +148,8 @@ def _refusal(run: RunState, ask: LeaseAsk) -> tuple[LeaseWait | None, int]:
     if report is not None and report.state == QUARANTINED:
         return LeaseWait.QUARANTINED, 0
     loaded = run.timeline.effective(ask.loaded)
-    if too_stale(run.policy, train_version=run.train_version, head_version=loaded):
-        return LeaseWait.ENGINE_STALE, oldest_useful_version(run.policy, run.train_version)
+    if too_stale(run.policy, train_version=run.first_train_version, head_version=loaded):
+        return LeaseWait.ENGINE_STALE, oldest_useful_version(run.policy, run.first_train_version)
     if fresh_start.is_due(run, ask):
         return LeaseWait.ENGINE_STALE, run.published.version
     return None, 0
@@ -160,6 +165,7 @@ def _room(run: RunState, behind: int = 0) -> int | None:
         leased=len(run.leases),
         behind=behind,
         lookahead_milli=lookahead_milli(run.stated, run.decision.knobs),
+        missing=run.missing,
     )
 
 
@@ -171,6 +177,7 @@ def _required_version(run: RunState) -> int:
         open_step=_open_step(run),
         queued=len(run.queue),
         leased=len(run.leases),
+        missing=run.missing,
     )
 
 
@@ -224,7 +231,7 @@ def _drop_useless_partial_rollout(run: RunState, task: Task, loaded: int) -> Non
     kept = task.partial_rollout
     if kept is None or kept.head is None:
         return
-    if too_stale(run.policy, train_version=run.train_version, head_version=kept.head):
+    if too_stale(run.policy, train_version=run.first_train_version, head_version=kept.head):
         _give_up_partial_rollout(run, task)
     elif too_spread(run.policy, loaded_version=loaded, head_version=kept.head):
         _give_up_partial_rollout(run, task)
@@ -239,7 +246,7 @@ def _give_up_partial_rollout(run: RunState, task: Task) -> None:
 
 def _prolong_or_cancel(run: RunState, task: Task) -> LeaseState:
     """Prolong or cancel a live lease, as a heartbeat does; a policy that cancels measures staleness by heads."""
-    stale = too_stale(run.policy, train_version=run.train_version, head_version=task.lease_head)
+    stale = too_stale(run.policy, train_version=run.first_train_version, head_version=task.lease_head)
     if not (run.policy.cancel_stale_leases and stale):
         prolong(run, task)
         return LeaseState.LIVE

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from buffer_service.domain.gate import MILLI
 from buffer_service.domain.liveness import most_batch_groups
-from buffer_service.domain.ops import Pull
+from buffer_service.domain.ops import TAKEN_AT_ONCE, Pull
 from buffer_service.domain.policy import RunPolicy, StaleAction
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.rules.transitions import GroupState
@@ -28,6 +28,8 @@ class Plan:
     form: Form
     needed: int
     minimum: int
+    replaces: bool = False
+    """It makes up for rejected groups of a complete step."""
 
 
 def plan(run: RunState, request: Pull, step: Step | None) -> Plan:
@@ -35,6 +37,8 @@ def plan(run: RunState, request: Pull, step: Step | None) -> Plan:
     InvalidField.
     """
     form = _first_form(run, request) if step is None else step.form
+    if step is not None and step.missing:
+        return _replacement(run, request, step)
     if step is not None and request.train_version not in {None, form.train_version}:
         limit = f"{form.train_version}, that of the step's first micro-batch"
         raise InvalidField("train_version", request.train_version, limit)
@@ -55,18 +59,30 @@ def plan(run: RunState, request: Pull, step: Step | None) -> Plan:
     return Plan(form, size, size)
 
 
+def _replacement(run: RunState, request: Pull, step: Step) -> Plan:
+    form = step.form
+    if request.train_version not in {None, form.train_version}:
+        limit = f"{form.train_version}, that of the step's first micro-batch"
+        raise InvalidField("train_version", request.train_version, limit)
+    size = min(step.missing, TAKEN_AT_ONCE, run.policy.max_queued_groups)
+    if form.streamed:
+        size = min(size, request.world_size * form.micro_groups)
+    return Plan(form, size, size, replaces=True)
+
+
 def is_ready(run: RunState, micro_batch_plan: Plan) -> bool:
     """Tell whether enough is queued; of a streamed step's micro-batch the fewest that make it are all it needs."""
     form, queue = micro_batch_plan.form, run.queue
-    enough_tokens = 0 < form.token_budget <= queue.tokens
+    enough_tokens = 0 < form.token_budget <= queue.tokens and not micro_batch_plan.replaces
     return len(queue) >= micro_batch_plan.minimum and (len(queue) >= micro_batch_plan.needed or enough_tokens)
 
 
-def last_chance(run: RunState, form: Form) -> int | None:
+def last_chance(run: RunState, micro_batch_plan: Plan) -> int | None:
     """Return the version below which a group is too stale for the batch after this one; None where nobody waits."""
+    form = micro_batch_plan.form
     if run.policy.stale_action is not StaleAction.WAIT:
         return None
-    steps = run.unpublished_steps + 1
+    steps = run.unpublished_steps + (not micro_batch_plan.replaces)
     following = next_train_version(run.published.version, steps, run.policy.batches_per_publish)
     return max(form.train_version, following) - run.policy.max_staleness
 
@@ -89,11 +105,17 @@ def awaited(run: RunState, micro_batch_plan: Plan, step: Step | None) -> tuple[i
         first = before[min(before)]
     else:
         count = _awaited_heads(run, micro_batch_plan, step)
-    if count and run.stale_wait[0] != run.next_step:
-        run.stale_wait = (run.next_step, run.now)
-    if count:
-        run.awaited = (count, first, run.now)
-    return (count, first) if count and run.now - run.stale_wait[1] < run.policy.stale_wait_ms else (0, "")
+    number = step.step if step else run.next_step
+    since = run.late_wait if micro_batch_plan.replaces else run.stale_wait
+    if count and since[0] != number:
+        since = (number, run.now)
+    if micro_batch_plan.replaces:
+        run.late_wait = since
+    else:
+        run.stale_wait = since
+        if count:
+            run.awaited = (count, first, run.now)
+    return (count, first) if count and run.now - since[1] < run.policy.stale_wait_ms else (0, "")
 
 
 def _awaited_turns(run: RunState, micro_batch_plan: Plan) -> dict[int, str]:
@@ -112,9 +134,9 @@ def _awaited_turns(run: RunState, micro_batch_plan: Plan) -> dict[int, str]:
 def _awaited_heads(run: RunState, micro_batch_plan: Plan, step: Step | None) -> int:
     """Count the leased tasks that have their last chance with the last micro-batch of a step."""
     form, groups = micro_batch_plan.form, len(step.groups) if step else 0
-    below = last_chance(run, form)
+    below = last_chance(run, micro_batch_plan)
     is_last = not form.streamed or groups + micro_batch_plan.needed >= form.target
-    if below is None or not is_last:
+    if below is None or not is_last or micro_batch_plan.replaces:
         return 0
     last = form.train_version - run.policy.max_staleness
     heads = [task.awaited for task in run.leases.tasks.values() if task.awaited is not None]
@@ -125,13 +147,18 @@ def close(run: RunState, world_size: int, micro_batch_plan: Plan, step: Step | N
     """Close the next micro-batch; the step is the given one, or a new one."""
     form = micro_batch_plan.form
     groups = _take(run, micro_batch_plan, world_size)
-    closed = _measured(run, form, groups, world_size)
     if step is None:
         step = run.steps[run.next_step] = Step(run.next_step, form)
+    loads = step.loads(len(step.micro_batches), world_size) if micro_batch_plan.replaces else None
+    closed = _measured(run, form, groups, split(groups, world_size, equal=form.equal, loads=loads))
+    closed.replaces = micro_batch_plan.replaces
     step.micro_batches.append(closed)
+    forming = form.streamed and not closed.replaces
     for group in groups:
-        run.move_group(group, GroupState.FORMING if form.streamed else GroupState.DELIVERED)
-    if step.is_full:
+        run.move_group(group, GroupState.FORMING if forming else GroupState.DELIVERED)
+    if closed.replaces:
+        step.missing -= len(groups)
+    elif step.is_full:
         for group in step.groups:
             if group.state == GroupState.FORMING:
                 run.move_group(group, GroupState.DELIVERED)
@@ -162,13 +189,13 @@ def _form(policy: RunPolicy, train_version: int, groups: int) -> Form:
 def _take(run: RunState, micro_batch_plan: Plan, world_size: int) -> list[Group]:
     """The groups of the micro-batch, out of the queue, in order of their picks."""
     form, policy = micro_batch_plan.form, run.policy
-    budget = 0 if form.streamed else form.token_budget
+    budget = 0 if form.streamed or micro_batch_plan.replaces else form.token_budget
     turns = run.queue_turns.copy()
     picked: list[Group] = []
     tokens = 0
     # What is beyond the window is taken only after a wait in vain.
     end = None if _awaited_turns(run, micro_batch_plan) else window_end(run)
-    below = last_chance(run, form)
+    below = last_chance(run, micro_batch_plan)
     while below is not None and len(picked) < micro_batch_plan.needed:
         stalest = run.queue.stalest(policy.staleness_measure)
         if stalest is None or stalest.head >= below:
@@ -186,7 +213,8 @@ def _take(run: RunState, micro_batch_plan: Plan, world_size: int) -> list[Group]
         run.queue.remove(group)
         run.take_turn(turns, group.environment)
         picked.append(group)
-    kept = len(picked) - len(picked) % world_size if form.equal and not form.streamed else len(picked)
+    whole = form.equal and not form.streamed and not micro_batch_plan.replaces
+    kept = len(picked) - len(picked) % world_size if whole else len(picked)
     for group in picked[hurried:kept]:
         run.take_turn(run.queue_turns, group.environment)
     for group in picked[kept:]:
@@ -194,10 +222,10 @@ def _take(run: RunState, micro_batch_plan: Plan, world_size: int) -> list[Group]
     return picked[:kept]
 
 
-def _measured(run: RunState, form: Form, groups: list[Group], world_size: int) -> MicroBatch:
+def _measured(run: RunState, form: Form, groups: list[Group], shards: list[list[Group]]) -> MicroBatch:
     youngest = form.train_version * MILLI
     return MicroBatch(
-        shards=split(groups, world_size, equal=form.equal),
+        shards=shards,
         staleness={group.group_id: max(0, form.train_version - group.head) for group in groups},
         stalest_milli=max(youngest - group.age_milli(run.policy.staleness_measure) for group in groups),
         max_staleness=run.policy.max_staleness,

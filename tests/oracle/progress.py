@@ -94,6 +94,7 @@ def _commit(run: RunState, through_step: int) -> None:
     if through_step < run.committed_steps:
         return
     for step in range(run.committed_steps, through_step + 1):
+        run.steps[step].missing = 0
         for group in run.steps[step].groups:
             run.move_group(group, GroupState.TRAINED)
         run.retained_bytes += run.steps[step].bytes

@@ -213,6 +213,10 @@ class ReferenceModel(EvaluationOperations):
         bodies = self._known(run_id).payloads.bodies
         return [bodies.get(key) for key in payload_keys]
 
+    def reject(self, run_id: str, reject: ops.Reject, *, seen_revision: Revision = NO_REVISION) -> ops.Rejected:
+        """Give groups of a step back."""
+        return batches.reject(self._begin(run_id, seen_revision), reject)
+
     def report_lost(self, run_id: str, term: int, step: int, payload_keys: Sequence[str]) -> None:
         """Settle groups of a step as lost and reopen their tasks."""
         batches.report_lost(self._begin(run_id), term, step, frozenset(payload_keys))

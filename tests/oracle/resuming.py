@@ -37,7 +37,7 @@ def resume(run: RunState, request: Resume) -> Resumed:
         run.remembered.clear()
         run.forgotten = run.revision
     run.await_nothing()
-    run.stale_wait = (-1, 0)
+    run.stale_wait = run.late_wait = (-1, 0)
     run.decided_at = -1
     _rewind_clock(run, next_step)
     _take_back(run, next_step, ResumeMode.REQUEUE if regenerate else request.mode)
@@ -80,10 +80,11 @@ def _rewind_clock(run: RunState, next_step: int) -> None:
 
 
 def _rewind_open_step(run: RunState) -> None:
-    """An open step that is kept must not ask for groups of versions that the abandoned timeline alone had."""
-    step = run.steps.get(run.next_step)
-    if step is not None:
-        step.form = replace(step.form, train_version=min(step.form.train_version, run.train_version))
+    """Steps that take groups still must not ask for versions that the abandoned timeline alone had."""
+    for step in run.steps.values():
+        if step.missing or step.step == run.next_step:
+            least = min(step.form.train_version, run.train_version_of(step.step))
+            step.form = replace(step.form, train_version=least)
 
 
 def _take_back(run: RunState, next_step: int, mode: ResumeMode) -> None:

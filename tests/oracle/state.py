@@ -131,6 +131,8 @@ class RunState:
     """A group was accepted without a lease."""
     stale_wait: tuple[int, int] = (-1, 0)
     """The step that waits, or waited, for groups in flight, and since when (ms)."""
+    late_wait: tuple[int, int] = (-1, 0)
+    """The same of a complete step that lacks groups."""
     awaited: tuple[int, str, int] = (0, "", 0)
     """Groups that it waits for, the first task of them (empty where they go by their heads), and when it did last."""
     remembered: dict[str, int] = field(default_factory=dict)
@@ -263,9 +265,25 @@ class RunState:
         return self.next_step - self.published_steps
 
     @property
+    def missing(self) -> int:
+        """Groups that complete steps lack for rejected ones."""
+        return sum(step.missing for step in self.steps.values())
+
+    @property
     def train_version(self) -> int:
         """Estimate of the version that will train on the next unassembled step."""
-        return next_train_version(self.published.version, self.unpublished_steps, self.policy.batches_per_publish)
+        return self.train_version_of(self.next_step)
+
+    @property
+    def first_train_version(self) -> int:
+        """Least version that trains on a step that takes groups."""
+        lacking = [step.form.train_version for _, step in sorted(self.steps.items()) if step.missing]
+        return min([self.train_version, *lacking[:1]])
+
+    def train_version_of(self, step: int) -> int:
+        """The same of any step that no publish covers."""
+        steps = step - self.published_steps
+        return next_train_version(self.published.version, steps, self.policy.batches_per_publish)
 
     # ── tasks ──
 

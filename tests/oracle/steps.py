@@ -1,15 +1,20 @@
 """Steps: what the trainer's batches are made of, micro-batch by micro-batch.
 
-Invariants: a whole batch is one micro-batch; a streamed step keeps the form of its first micro-batch until it is
-complete; a micro-batch never changes, except that a lost group leaves it and that it is split again for another world
-size.
+Invariants: a whole batch is one micro-batch, and more where groups of it were rejected; a streamed step keeps the form of
+its first micro-batch until it is complete; a micro-batch never changes, except that a lost or rejected group leaves it
+and that it is split again for another world size.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from tests.oracle.records import Group
 from tests.oracle.rules.sharding import shard
+
+
+Loads: TypeAlias = Sequence[tuple[int, int]]
+"""Tokens and groups by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class MicroBatch:
     """The largest staleness by the policy's measure, milli-versions."""
     max_staleness: int
     """η as of closing."""
+    replaces: bool = False
+    """Makes up for rejected groups of a complete step."""
 
     @property
     def world_size(self) -> int:
@@ -54,12 +61,12 @@ class MicroBatch:
         """Its groups, rank by rank."""
         return (group for shard in self.shards for group in shard)
 
-    def split(self, world_size: int, *, equal: bool) -> None:
-        """Split it for that many ranks."""
-        self.shards = split(list(self.groups), world_size, equal=equal)
+    def split(self, world_size: int, *, equal: bool, loads: Loads | None) -> None:
+        """Split it for that many ranks, which have these loads already."""
+        self.shards = split(list(self.groups), world_size, equal=equal, loads=loads)
 
     def remove(self, group: Group) -> None:
-        """A group is lost."""
+        """A group is lost, or rejected."""
         for mine in self.shards:
             if group in mine:
                 mine.remove(group)
@@ -73,6 +80,10 @@ class Step:
     step: int
     form: Form
     micro_batches: list[MicroBatch] = field(default_factory=list)
+    missing: int = 0
+    """Groups that it is still to get for rejected ones, once it is complete and until it is committed."""
+    rejected: set[str] = field(default_factory=set)
+    """Ids of its groups that were rejected."""
 
     @property
     def world_size(self) -> int:
@@ -89,6 +100,20 @@ class Step:
         """Their payload bytes."""
         return sum(group.facts.size_bytes for one in self.micro_batches for group in one.groups)
 
+    def split_again(self, number: int, world_size: int) -> None:
+        """Split a micro-batch for another number of ranks."""
+        stored = self.micro_batches[number]
+        loads = self.loads(number, world_size) if stored.replaces else None
+        stored.split(world_size, equal=self.form.equal, loads=loads)
+
+    def loads(self, number: int, world_size: int) -> Loads:
+        """Tokens and groups that each rank has of the micro-batches before this one."""
+        for earlier in range(number):
+            if self.micro_batches[earlier].world_size != world_size:
+                self.split_again(earlier, world_size)
+        mine = [[one.shards[rank] for one in self.micro_batches[:number]] for rank in range(world_size)]
+        return [(sum(g.facts.tokens for part in parts for g in part), sum(map(len, parts))) for parts in mine]
+
     @property
     def is_full(self) -> bool:
         """Tell whether the micro-batch that just closed was its last."""
@@ -99,8 +124,10 @@ class Step:
         return len(groups) >= self.form.target or 0 < self.form.token_budget <= tokens
 
 
-def split(groups: Sequence[Group], world_size: int, *, equal: bool) -> list[list[Group]]:
+def split(
+    groups: Sequence[Group], world_size: int, *, equal: bool, loads: Loads | None = None
+) -> list[list[Group]]:
     """Groups by rank, balanced by tokens."""
     by_sequence = {group.sequence: group for group in groups}
     sizes = [(group.sequence, group.facts.tokens) for group in groups]
-    return [[by_sequence[sequence] for sequence in part] for part in shard(sizes, world_size, equal=equal)]
+    return [[by_sequence[sequence] for sequence in part] for part in shard(sizes, world_size, equal=equal, loads=loads)]

@@ -25,6 +25,7 @@ def view(run: RunState, now: int) -> RunView:
         published_steps=run.published_steps,
         checkpointed_steps=run.checkpointed_steps,
         world_size=run.world_size,
+        missing_groups=run.missing,
         cursor=run.cursor,
         paused=run.paused,
         draining=run.draining,

@@ -128,6 +128,8 @@ class RunView:
     """The task among them that began first, where it waited by the order of submission; else empty."""
     stages: Sequence[StageState] = ()
     """Stages of the policy in their order, then those that are named no more while groups are in them."""
+    missing_groups: int = 0
+    """Groups that complete steps, which are not committed, are still to get for rejected ones."""
     payload_shards: int = 0
     """Shards of the cluster on which payloads lie; 0: they lie beside what decides."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

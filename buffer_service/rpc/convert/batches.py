@@ -1,4 +1,4 @@
-"""Pulls, commits, checkpoints and resumes."""
+"""Pulls, rejections, commits, checkpoints and resumes."""
 
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
@@ -31,17 +31,47 @@ def to_batch_info(
     batch: ops.Batch, waited_ms: int, committed_steps: int = 0, checkpointed_steps: int = 0
 ) -> pb.BatchInfo:
     """The facts of a step, up to this micro-batch, that open a pull stream."""
-    mean_milli = batch.staleness_sum * 1000 // batch.total_groups if batch.total_groups else 0
     return message_of(
         pb.BatchInfo,
         batch,
         shard_groups=len(batch.shard),
-        staleness_mean_milli=mean_milli,
+        staleness_mean_milli=_mean_milli(batch),
         waited_ms=waited_ms,
         queued_groups=batch.queued,
         committed_steps=committed_steps,
         checkpointed_steps=checkpointed_steps,
     )
+
+
+def reject(request: pb.RejectRequest) -> ops.Reject:
+    """A checked rejection."""
+    fields.count(request.group_ids, "group_ids", 0, ops.MAX_REJECTED)
+    for index, group_id in enumerate(request.group_ids):
+        fields.line(group_id, f"group_ids[{index}]", 1, 160)
+    return ops.Reject(
+        term=fields.term(request.term),
+        step=request.step,
+        group_ids=list(request.group_ids),
+        reason=fields.line(request.reason, "reason", 0, 200),
+    )
+
+
+def to_rejected(rejected: ops.Rejected) -> pb.RejectResponse:
+    """The reply of a rejection."""
+    info = message_of(
+        pb.BatchInfo,
+        rejected,
+        **{name: 0 for name in ("shard_groups", "shard_tokens", "waited_ms", "queued_groups")},
+        committed_steps=0,
+        checkpointed_steps=0,
+        staleness_mean_milli=_mean_milli(rejected),
+        replayed=False,
+    )
+    return fields.reply(pb.RejectResponse, rejected, batch=info)
+
+
+def _mean_milli(batch: ops.Batch | ops.Rejected) -> int:
+    return batch.staleness_sum * 1000 // batch.total_groups if batch.total_groups else 0
 
 
 def resume(request: pb.ResumeRequest) -> ops.Resume:

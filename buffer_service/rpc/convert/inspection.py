@@ -207,6 +207,7 @@ def _to_admission(policy: RunPolicy, clock: ins.AdmissionClock, leased: int) -> 
             queued=clock.queued,
             leased=leased,
             lookahead_milli=clock.lookahead_milli,
+            missing=clock.missing,
         )
         for rule, without in _RULES.items()
     }
@@ -217,6 +218,7 @@ def _to_admission(policy: RunPolicy, clock: ins.AdmissionClock, leased: int) -> 
         open_step=open_step,
         queued=clock.queued,
         leased=leased,
+        missing=clock.missing,
     )
     return pb.Admission(
         rooms=[pb.AdmissionRoom(rule=rule, groups=room) for rule, room in rooms.items() if room is not None],

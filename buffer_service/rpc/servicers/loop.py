@@ -209,6 +209,13 @@ class BatchServicer:
         with self.slots.slot(caller().token_id):
             await self.puller.run(request, fields.run_id(request.run.run_id), batches.pull(request), context)
 
+    async def Reject(self, request: batches_pb2.RejectRequest, _: Context) -> batches_pb2.RejectResponse:
+        """Give groups of a step back, which takes others."""
+        run_id, seen = fields.run_ref(request.run)
+        return batches.to_rejected(
+            await self.store.call(commands.reject(run_id, batches.reject(request), seen_revision=seen))
+        )
+
     async def Commit(self, request: batches_pb2.CommitRequest, _: Context) -> batches_pb2.CommitResponse:
         """Commit: the trainer's weights hold what was trained through a step."""
         run_id, seen = fields.run_ref(request.run)

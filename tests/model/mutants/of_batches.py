@@ -1,7 +1,9 @@
 """Defects of micro-batches and steps."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
+from buffer_service.domain.ops import Reject, Rejected
 from buffer_service.domain.policy import StaleAction
 from buffer_service.domain.steering.decisions import Decision
 from buffer_service.rules.transitions import GroupState
@@ -10,16 +12,62 @@ from tests.oracle.micro_batches import Plan
 from tests.oracle.records import Group
 from tests.oracle.rules.sharding import shard
 from tests.oracle.state import RunState
-from tests.oracle.steps import Form, MicroBatch, Step
+from tests.oracle.steps import Loads, MicroBatch, Step
 
 
-def in_turn(groups: Iterable[tuple[int, int]], world_size: int, *, equal: bool = False) -> list[list[int]]:
+def in_turn(
+    groups: Iterable[tuple[int, int]], world_size: int, *, equal: bool = False, loads: Loads | None = None
+) -> list[list[int]]:
     sequences = sorted(sequence for sequence, _ in groups)
     return [sequences[rank::world_size] for rank in range(world_size)]
 
 
-def never_equal(groups: Iterable[tuple[int, int]], world_size: int, *, equal: bool = False) -> list[list[int]]:
-    return shard(groups, world_size)
+def never_equal(
+    groups: Iterable[tuple[int, int]], world_size: int, *, equal: bool = False, loads: Loads | None = None
+) -> list[list[int]]:
+    return shard(groups, world_size, loads=loads)
+
+
+def balanced_alone(
+    groups: Iterable[tuple[int, int]], world_size: int, *, equal: bool = False, loads: Loads | None = None
+) -> list[list[int]]:
+    return shard(groups, world_size, equal=equal)
+
+
+_reject = batches.reject
+
+
+def rejected_for_nothing(run: RunState, request: Reject) -> Rejected:
+    rejected = _reject(run, request)
+    run.steps[request.step].missing = 0
+    return rejected
+
+
+def rejected_twice(run: RunState, request: Reject) -> Rejected:
+    step = run.steps.get(request.step)
+    again = len(step.rejected.intersection(request.group_ids)) if step and step.step < run.next_step else 0
+    if step:
+        step.missing += again
+    return _reject(run, request)
+
+
+def rejected_in_part(run: RunState, request: Reject) -> Rejected:
+    step = run.steps.get(request.step)
+    if step:
+        there = {group.group_id for group in step.groups} | step.rejected
+        request = replace(request, group_ids=[name for name in request.group_ids if name in there])
+    return _reject(run, request)
+
+
+_commit = progress._commit
+
+
+def claims_outlive_the_commit(run: RunState, through_step: int) -> None:
+    before = {number: step.missing for number, step in run.steps.items()}
+    _commit(run, through_step)
+    for number, missing in before.items():
+        if number in run.steps:
+            run.steps[number].missing = missing
 
 
 def tokens_never_suffice(run: RunState, micro_batch_plan: Plan) -> bool:
@@ -87,7 +135,7 @@ def wider_window(run: RunState) -> int | None:
     return None if end is None else end + 1
 
 
-def nothing_has_its_last_chance(run: RunState, form: Form) -> int | None:
+def nothing_has_its_last_chance(run: RunState, plan: Plan) -> int | None:
     return None
 
 

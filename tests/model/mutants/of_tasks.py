@@ -57,6 +57,14 @@ def lag_matters_whatever_the_order(policy: RunPolicy, **counts: Any) -> int | No
     return capacity(replace(policy, order=Order.FIFO), **counts)
 
 
+def of_the_next_step(run: RunState) -> int:
+    return run.train_version
+
+
+def what_steps_lack_is_no_room(policy: RunPolicy, **counts: Any) -> int | None:
+    return capacity(policy, **{**counts, "missing": 0})
+
+
 def required_for_the_next_step(policy: RunPolicy, **counts: Any) -> int:
     return required_version(policy, **{**counts, "queued": 0, "leased": 0, "open_step": NO_OPEN_STEP})
 

@@ -151,6 +151,17 @@ MUTANTS: dict[str, Defect] = {
         "rationed", micro_batches, "most_batch_groups", lambda _, most: most
     ),
     "micro-batches stay as they were split": Defect("streamed", MicroBatch, "split", lambda *_, **__: None),
+    "what is rejected is not made up for": Defect("given back", batches, "reject", of_batches.rejected_for_nothing),
+    "what is rejected again is made up for twice": Defect("given back", batches, "reject", of_batches.rejected_twice),
+    "what a step never had is passed over": Defect("given back", batches, "reject", of_batches.rejected_in_part),
+    "what replaces others is balanced alone": Defect("given back", steps, "shard", of_batches.balanced_alone),
+    "what a step lacks outlives its commit": Defect(
+        "given back", progress, "_commit", of_batches.claims_outlive_the_commit
+    ),
+    "what steps lack is no room": Defect("paced back", leasing, "capacity", of_tasks.what_steps_lack_is_no_room),
+    "engines must be fresh enough for the next step": Defect(
+        "paced back", RunState, "first_train_version", property(of_tasks.of_the_next_step)
+    ),
     "lost groups count as stale": Defect("streamed", MicroBatch, "remove", of_batches.lost_groups_stay_stale),
     "a trainer that was superseded reports what is lost": Defect(
         "resumed", batches, "report_lost", of_batches.lost_whoever_says_so

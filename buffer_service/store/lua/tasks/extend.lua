@@ -26,7 +26,7 @@ local expiry = format('%d', ctx.now + policy.lease_ttl_ms)
 -- The oldest lease_head that is not cancelled. While a resume goes on, the next train_version is not known.
 local oldest_head = 0
 if policy.cancel_stale_leases ~= 0 and not ctx.state.resuming then
-  oldest_head = Timeline.next_train_version(ctx) - policy.max_staleness
+  oldest_head = Timeline.first_train_version(ctx) - policy.max_staleness
 end
 
 -- The task's lease ends with it; the work goes on anew, from the beginning.

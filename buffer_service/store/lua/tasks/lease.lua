@@ -98,7 +98,7 @@ local engine = call('HGET', key('engines'), engine_id)
 if engine and unpack_msg(engine)[3] == 'quarantined' then
   return answer('quarantined', 0, {})
 end
-local train_version = Timeline.next_train_version(ctx)
+local train_version = Timeline.first_train_version(ctx)
 local loaded = Timeline.effective(ctx, loaded_term, loaded_version)
 
 -- Gives up a task's partial rollout where it is too stale to be trained, or too far from the weights it would go on
@@ -200,6 +200,10 @@ local function lease_of_queue()
   Tasks.promote_due(ctx, math.max(PORTION, max_tasks))
   local exists = Admission.existing(ctx)
   local room = Admission.room(ctx, exists, state.version - loaded)
+  if policy.max_staleness >= 0 and loaded < Timeline.train_version_of(ctx, state.next_step) - policy.max_staleness then
+    -- What it begins is fresh enough for a step that lacks groups alone.
+    room = math.max(0, math.min(room, exists.missing - exists.queued - exists.leased))
+  end
   local task_ids, picking = {}, nil
   if room > 0 then
     local members

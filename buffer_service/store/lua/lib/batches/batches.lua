@@ -2,11 +2,13 @@
 -- is still open (streaming) is `next_step`, with state.micro_batches > 0 micro-batches closed.
 --
 -- hash `steps`, step → header (msgpack map): train_version, target, micro (0: whole), budget (tokens), equal (1 or 0),
--- micro-batches (closed), and of the groups that it has now: groups, samples, tokens, bytes, environments ({environment
--- = {groups, samples, tokens, bytes}}). Whether they are forming, delivered or trained follows from next_step and
--- committed_steps. hash `micro_batches`, "step/micro-batch" → msgpack map: own and total (of this micro-batch, and of
--- the step up to it: groups, samples, tokens, loss_tokens, bytes, staleness_sum, staleness_max), and ranks: for each
--- {tokens, chunks}. hash `chunks`, "step/micro-batch/rank/index" (from 0) → msgpack array of group records in order of
+-- micro-batches (closed), missing (groups that a complete step is still to get for rejected ones, absent for none;
+-- state.missing is the sum over steps that are not committed), and of the groups that it has now: groups, samples,
+-- tokens, bytes, environments ({environment = {groups, samples, tokens, bytes}}). Whether they are forming, delivered or
+-- trained follows from next_step and committed_steps. hash `micro_batches`, "step/micro-batch" → msgpack map: own and
+-- total (of this micro-batch, and of the step up to it: groups, samples, tokens, loss_tokens, bytes, staleness_sum,
+-- staleness_max), train_version (as of closing; absent before), replaces (true where it makes up for rejected groups, else absent), and ranks: for each {tokens,
+-- chunks}. hash `rejected`, step → msgpack array of the ids of its groups that were rejected. hash `chunks`, "step/micro-batch/rank/index" (from 0) → msgpack array of group records in order of
 -- sequence, at most CHUNK of them: what one rank pulls is returned without being unpacked, and freed in portions.
 
 -- @include groups
@@ -27,6 +29,15 @@ end
 
 function Batches.delete_step(step)
   call('HDEL', key('steps'), format('%d', step))
+  call('HDEL', key('rejected'), format('%d', step))
+end
+
+-- Changes how many groups a complete step is still to get; the header is the caller's to write.
+function Batches.miss(ctx, header, by)
+  local state, missing = ctx.state, (header.missing or 0) + by
+  local all = (state.missing or 0) + by
+  header.missing, state.missing = missing > 0 and missing or nil, all > 0 and all or nil
+  ctx.changed = true
 end
 
 function Batches.micro_batch_field(step, micro_batch)
@@ -229,6 +240,68 @@ function Batches.store_micro_batch(ctx, step, micro_batch, stored, shards)
     stored.ranks[rank] = {tokens, chunks}
   end
   Batches.save_micro_batch(step, micro_batch, stored)
+end
+
+-- Takes single groups out of the middle of a step: those for which is_gone(group) holds. Calls each(group) with every
+-- one of them, and returns how many there were.
+function Batches.take_out(ctx, step, header, is_gone, each)
+  local taken, earlier = 0, nil
+  for micro_batch = 0, header.micro_batches - 1 do
+    local stored, before = Batches.load_micro_batch(step, micro_batch), taken
+    local kept, shards = {}, {}
+    for rank = 0, #stored.ranks - 1 do
+      local shard = {}
+      for _, chunk in ipairs(Batches.rank_chunks(step, micro_batch, stored, rank)) do
+        for _, group in ipairs(unpack_msg(chunk)) do
+          if is_gone(group) then
+            taken = taken + 1
+            Batches.count(header, -1, (Batches.sum({group}, header.train_version)))
+            each(group)
+          else
+            shard[#shard + 1] = group
+            kept[#kept + 1] = group
+          end
+        end
+      end
+      shards[rank + 1] = shard
+    end
+    if taken > before then
+      local _, own = Batches.sum(kept, stored.train_version or header.train_version)
+      stored.own = own
+      Batches.store_micro_batch(ctx, step, micro_batch, stored, shards)
+    end
+    if taken > 0 then
+      stored.total = Batches.up_to(earlier, stored.own)
+      Batches.save_micro_batch(step, micro_batch, stored)
+    end
+    earlier = stored.total
+  end
+  if taken > 0 then
+    Batches.save_step(step, header)
+  end
+  return taken
+end
+
+-- {tokens, groups} that each rank has of the micro-batches of a step before this one; nil where one of them is split
+-- for another number of ranks.
+function Batches.loads(step, micro_batch, world_size)
+  local loads = {}
+  for rank = 1, world_size do
+    loads[rank] = {0, 0}
+  end
+  for earlier = 0, micro_batch - 1 do
+    local stored = Batches.load_micro_batch(step, earlier)
+    if #stored.ranks ~= world_size then
+      return nil
+    end
+    for rank, its in ipairs(stored.ranks) do
+      loads[rank][1] = loads[rank][1] + its[1]
+      for _, chunk in ipairs(Batches.rank_chunks(step, earlier, stored, rank - 1)) do
+        loads[rank][2] = loads[rank][2] + Record.count_of(chunk)
+      end
+    end
+  end
+  return loads
 end
 
 -- Takes groups out of a step, the last ones first, about `limit` of them: calls each(groups) with each chunk. Returns

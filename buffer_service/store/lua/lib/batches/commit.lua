@@ -76,6 +76,10 @@ function Commit.commit_steps(ctx, steps)
   end
   for step = state.committed_steps, steps - 1 do
     local header = Batches.load_step(step)
+    if header.missing then
+      Batches.miss(ctx, header, -header.missing)
+      Batches.save_step(step, header)
+    end
     Batches.move_step(ctx, header, 'delivered', 'trained')
     state.retained_bytes = state.retained_bytes + header.bytes
   end

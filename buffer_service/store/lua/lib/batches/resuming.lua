@@ -88,6 +88,7 @@ function Resuming.take_back(ctx, step, mode, limit)
   end)
   local is_empty = header.micro_batches == 0
   if is_empty then
+    Batches.miss(ctx, header, -(header.missing or 0))
     Batches.delete_step(step)
   else
     Batches.save_step(step, header)
@@ -155,6 +156,18 @@ function Resuming.go_on(ctx)
   return error('unknown mode of a resume: ' .. mode)
 end
 
+-- Steps that still take groups must not ask for versions that the abandoned timeline alone had.
+function Resuming.rewind_train_versions(ctx)
+  local state = ctx.state
+  for number = state.missing and state.committed_steps or state.next_step, state.next_step do
+    local header = (number < state.next_step or state.micro_batches > 0) and Batches.load_step(number)
+    if header and (header.missing or number == state.next_step) then
+      header.train_version = math.min(header.train_version, Timeline.train_version_of(ctx, number))
+      Batches.save_step(number, header)
+    end
+  end
+end
+
 -- The resume is done: the run stands at its step. Returns the facts of its reply after the revision.
 function Resuming.finish(ctx)
   local state = ctx.state
@@ -164,12 +177,7 @@ function Resuming.finish(ctx)
   end
   state.committed_steps = math.min(state.committed_steps, step)
   state.published_steps = step
-  if state.micro_batches > 0 then
-    -- The open step must not ask for groups of versions that the abandoned timeline alone had.
-    local open = Batches.load_step(state.next_step)
-    open.train_version = math.min(open.train_version, Timeline.next_train_version(ctx))
-    Batches.save_step(state.next_step, open)
-  end
+  Resuming.rewind_train_versions(ctx)
   state.resuming = nil
   Resuming.forgive_loss(ctx)
   state.revision = math.max(state.revision, state.seen)

@@ -16,15 +16,25 @@ end
 
 -- Longest first, each to the rank with the fewest tokens (ties: fewest groups, then lowest rank); with `equal`, among
 -- the ranks that have not got their share of the groups yet. `groups` are in order of sequence, and so are those of
--- each shard.
-function Sharding.split(groups, world_size, equal)
+-- each shard. `loads`: {tokens, groups} that each rank has before, which count; nil for none.
+function Sharding.split(groups, world_size, equal, loads)
   if world_size == 1 then
     return {groups}
   end
-  local shards, heap = {}, {}
+  local shards, ranks, all = {}, {}, #groups
   for rank = 1, world_size do
-    shards[rank] = {}
-    heap[rank] = {tokens = 0, groups = 0, rank = rank}
+    local load = loads and loads[rank] or {0, 0}
+    shards[rank], all = {}, all + load[2]
+    ranks[rank] = {tokens = load[1], groups = load[2], rank = rank}
+  end
+  local most, heap = equal and math.ceil(all / world_size) or math.huge, {}
+  for _, rank in ipairs(ranks) do
+    if rank.groups < most then
+      heap[#heap + 1] = rank
+    end
+  end
+  if loads then
+    table.sort(heap, Sharding.rank_before)
   end
   local longest, rank_of = {}, {}
   for index = 1, #groups do
@@ -37,7 +47,6 @@ function Sharding.split(groups, world_size, equal)
     end
     return a < b
   end)
-  local most = equal and math.ceil(#groups / world_size) or #groups
   for _, index in ipairs(longest) do
     local top = heap[1]
     rank_of[index] = top.rank

@@ -13,7 +13,7 @@ end
 -- Records that an accepted group went to another state, and why where a trainer says so.
 function Groups.record_moved(ctx, group, to, why)
   if Run.is_recorded(ctx) then
-    Run.record(ctx, 'moved', {ctx.now, group[G_ID], to, why or ''})
+    Run.record(ctx, 'moved', {ctx.now, group[G_ID], to, why})
   end
 end
 

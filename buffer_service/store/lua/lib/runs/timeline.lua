@@ -24,8 +24,22 @@ function Timeline.effective_milli(ctx, term, milli)
   return milli
 end
 
--- Estimated train_version of the next unassembled step.
-function Timeline.next_train_version(ctx)
+-- Estimated train_version of a step that no publish covers.
+function Timeline.train_version_of(ctx, step)
   local state = ctx.state
-  return state.version + floor((state.next_step - state.published_steps) / ctx.policy.batches_per_publish)
+  return state.version + floor((step - state.published_steps) / ctx.policy.batches_per_publish)
+end
+
+-- The least train_version for which groups are wanted: that of the next unassembled step, or of a complete one that
+-- lacks groups.
+function Timeline.first_train_version(ctx)
+  local state = ctx.state
+  local version = Timeline.train_version_of(ctx, state.next_step)
+  for step = state.missing and state.committed_steps or state.next_step, state.next_step - 1 do
+    local header = unpack_msg(call('HGET', key('steps'), format('%d', step)))
+    if header.missing then
+      return math.min(version, header.train_version)
+    end
+  end
+  return version
 end
