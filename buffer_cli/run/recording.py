@@ -64,11 +64,12 @@ EVENTS = pa.schema(
         ("train_version", pa.uint64()),
         ("metadata", pa.string()),
         ("error", pa.string()),
+        ("rewards", pa.list_(pa.float32())),
     ]
 )
 """Events of groups and tasks: kind `submitted` (a task with metadata; its first group's id), `moved` (state says where
-to), `micro_batch` (they entered a step), `trained` (every step below `step` is committed; group_ids is empty) and
-`failed` (the group never comes).
+to), `micro_batch` (they entered a step), `trained` (every step below `step` is committed; group_ids is empty),
+`rewarded` (a stage wrote the group's rewards) and `failed` (the group never comes).
 """
 
 
@@ -200,4 +201,7 @@ def _event_row(record: runs_pb2.Record) -> dict[str, Any]:
     elif kind == "failed":
         failed = record.failed
         row |= {"time_ms": failed.time_ms, "group_ids": [failed.group_id], "error": failed.error}
+    elif kind == "rewarded":
+        given = record.rewarded
+        row |= {"time_ms": given.time_ms, "group_ids": [given.group_id], "rewards": list(given.rewards)}
     return row

@@ -50,6 +50,8 @@ def _event(record: runs_pb2.Record) -> list[object]:
         return [kind, record.submitted.task_id]
     if kind == "failed":
         return [kind, record.failed.group_id]
+    if kind == "rewarded":
+        return [kind, record.rewarded.group_id]
     return [kind, record.trained.committed_steps]
 
 

@@ -1,5 +1,6 @@
 """Stages: groups that wait for columns, the leases of their workers, and what becomes of groups meanwhile."""
 
+import struct
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction
 from tests.store.driver import Run, claim
+from tests.store.test_filter import recorded
 
 REF, VALUES, REWARDS = "reference", "values", "rewards"
 
@@ -155,7 +157,7 @@ async def test_groups_in_stages_take_room_are_dropped_and_too_stale_like_queued_
 
 
 async def test_rewards_of_a_stage_are_judged_when_they_are_written(run: Run) -> None:
-    await run.create(stages=(REWARDS, REF), filter_equal_rewards=True, max_queued_groups=4)
+    await run.create(stages=(REWARDS, REF), filter_equal_rewards=True, max_queued_groups=4, record_groups=True)
     await run.fill("a", "b", rewards=(0.0, 0.0))
     a, b = await leased(run, REWARDS)
     assert await run.push_kinds(columns(run, a, rewards=(1.0, 1.0)), columns(run, b, rewards=(1.0, 0.0))) == [
@@ -166,6 +168,9 @@ async def test_rewards_of_a_stage_are_judged_when_they_are_written(run: Run) -> 
     statistics = (await run.view()).statistics
     assert (statistics["filtered_equal_rewards"], statistics["accepted_reward_milli"]) == (1, 3000)
     assert [one.group_id for one in await leased(run, REF)] == ["b/0"]
+    rewarded, moved, other = (await recorded(run))[2:]
+    assert rewarded == ("rewarded", [run.now, b"a/0", struct.pack("<2f", 1.0, 1.0)])
+    assert (moved[1][1:3], other[1][1]) == ([b"a/0", b"filtered"], b"b/0")
     await run.check()
 
 

@@ -167,6 +167,9 @@ class Outcomes:
             for task_id, task in list(self._open.items()):
                 if task.rewards is not None and task.step is not None and task.step < steps:
                     yield task_id, task.rewards, "trained"
+        elif kind == "rewarded":
+            if (written := self._open.get(_task_of(record.rewarded.group_id))) is not None:
+                written.rewards = tuple(record.rewarded.rewards)
         elif kind == "failed":
             yield _task_of(record.failed.group_id), (), "failed"
 

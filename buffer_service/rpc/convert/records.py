@@ -27,6 +27,7 @@ _FIELDS: Mapping[str, tuple[type[Message], Sequence[str]]] = {
     "trained": (pb.StepsTrained, ("time_ms", "committed_steps")),
     "submitted": (pb.TaskSubmitted, ("time_ms", "task_id", "metadata_json")),
     "failed": (pb.TaskFailed, ("time_ms", "group_id", "error")),
+    "rewarded": (pb.GroupRewarded, ("time_ms", "group_id", "rewards")),
 }
 """Messages by kind of event, which is also their field of Record, and their fields in the order that is kept."""
 
@@ -39,7 +40,8 @@ def event(record: ops.Record) -> Event:
     if record.kind not in _FIELDS:
         return Event(pb.Record(event_id=record.event_id))
     kind, names = _FIELDS[record.kind]
-    message: Any = kind(**{name: _plain(value) for name, value in zip(names, values, strict=False)})
+    facts = {name: _plain(name, value) for name, value in zip(names, values, strict=False)}
+    message: Any = kind(**facts)
     return Event(pb.Record(event_id=record.event_id, **{record.kind: message}))
 
 
@@ -51,7 +53,7 @@ def _accepted(event_id: str, fields: list[Any]) -> Event:
         sequence=sequence,
         environment=_text(environment),
         response_lengths=unpack(f"<{len(lengths) // 4}I", lengths),
-        rewards=unpack(f"<{len(rewards) // 4}f", rewards),
+        rewards=_rewards(rewards),
         tokens=tokens,
         bytes=size,
         head_version=head,
@@ -62,10 +64,16 @@ def _accepted(event_id: str, fields: list[Any]) -> Event:
     return Event(pb.Record(event_id=event_id, accepted=accepted), _text(key), size if key else 0)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - integers, bytes, and lists of them
+def _plain(name: str, value: Any) -> Any:  # noqa: ANN401 - integers, bytes, and lists of them
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(name, one) for one in value]
+    if name == "rewards":
+        return _rewards(value)
     return _text(value) if isinstance(value, bytes) else value
+
+
+def _rewards(packed: bytes) -> tuple[float, ...]:
+    return unpack(f"<{len(packed) // 4}f", packed)
 
 
 def _text(value: bytes) -> str:

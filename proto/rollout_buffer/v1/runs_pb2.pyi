@@ -215,6 +215,8 @@ class EnvironmentRule(google.protobuf.message.Message):
     ENVIRONMENT_FIELD_NUMBER: builtins.int
     SHARE_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    STARTS_PER_MINUTE_FIELD_NUMBER: builtins.int
+    START_BURST_FIELD_NUMBER: builtins.int
     environment: builtins.str
     """The environment, at most 64 characters; each at most once."""
     share: builtins.int
@@ -224,19 +226,33 @@ class EnvironmentRule(google.protobuf.message.Message):
     """
     priority: builtins.int
     """Replaces the priority of the environment's tasks and groups against those of others, 0 to 255. Unset: their own."""
+    starts_per_minute: builtins.int
+    """Leases of the environment's tasks that may be given a minute, over all workers, 1 to 1,000,000; those of evaluations
+    go apart. Other environments' tasks go past one that may not begin. Unset: any number.
+    """
+    start_burst: builtins.int
+    """Of these, how many may be given at once after a pause, 1 to 1,000,000; default 1, which spaces them evenly. With
+    starts_per_minute alone.
+    """
     def __init__(
         self,
         *,
         environment: builtins.str = ...,
         share: builtins.int | None = ...,
         priority: builtins.int | None = ...,
+        starts_per_minute: builtins.int | None = ...,
+        start_burst: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_priority", b"_priority", "_share", b"_share", "priority", b"priority", "share", b"share"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_priority", b"_priority", "_share", b"_share", "environment", b"environment", "priority", b"priority", "share", b"share"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_priority", b"_priority", "_share", b"_share", "_start_burst", b"_start_burst", "_starts_per_minute", b"_starts_per_minute", "priority", b"priority", "share", b"share", "start_burst", b"start_burst", "starts_per_minute", b"starts_per_minute"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_priority", b"_priority", "_share", b"_share", "_start_burst", b"_start_burst", "_starts_per_minute", b"_starts_per_minute", "environment", b"environment", "priority", b"priority", "share", b"share", "start_burst", b"start_burst", "starts_per_minute", b"starts_per_minute"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_priority", b"_priority"]) -> typing.Literal["priority"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_share", b"_share"]) -> typing.Literal["share"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_start_burst", b"_start_burst"]) -> typing.Literal["start_burst"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_starts_per_minute", b"_starts_per_minute"]) -> typing.Literal["starts_per_minute"] | None: ...
 
 Global___EnvironmentRule: typing_extensions.TypeAlias = EnvironmentRule
 
@@ -1018,6 +1034,7 @@ class Run(google.protobuf.message.Message):
     AWAITED_TASK_FIELD_NUMBER: builtins.int
     MISSING_GROUPS_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_WORK_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -1104,6 +1121,10 @@ class Run(google.protobuf.message.Message):
     def stages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StageState]:
         """Stages of the policy in their order, then those that are named no more while groups are in them."""
 
+    @property
+    def environment_work(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EnvironmentWork]:
+        """Work on tasks by environment, in order of name, at most 256."""
+
     def __init__(
         self,
         *,
@@ -1134,12 +1155,51 @@ class Run(google.protobuf.message.Message):
         awaited_task: builtins.str = ...,
         missing_groups: builtins.int = ...,
         stages: collections.abc.Iterable[Global___StageState] | None = ...,
+        environment_work: collections.abc.Iterable[Global___EnvironmentWork] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "control", b"control", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "awaited", b"awaited", "awaited_task", b"awaited_task", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "missing_groups", b"missing_groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "stages", b"stages", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "awaited", b"awaited", "awaited_task", b"awaited_task", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environment_work", b"environment_work", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "missing_groups", b"missing_groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "stages", b"stages", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_published_steps", b"_published_steps"]) -> typing.Literal["published_steps"] | None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
+
+@typing.final
+class EnvironmentWork(google.protobuf.message.Message):
+    """Work on the tasks of one environment so far, without evaluations, and what keeps it from more."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENVIRONMENT_FIELD_NUMBER: builtins.int
+    STARTS_FIELD_NUMBER: builtins.int
+    FAILED_ATTEMPTS_FIELD_NUMBER: builtins.int
+    FAILED_TASKS_FIELD_NUMBER: builtins.int
+    FAILED_SAMPLES_FIELD_NUMBER: builtins.int
+    LIMITED_FOR_MS_FIELD_NUMBER: builtins.int
+    environment: builtins.str
+    """The environment; empty for tasks that named none."""
+    starts: builtins.int
+    """Leases given."""
+    failed_attempts: builtins.int
+    """Leases that ended in an error, or expired: errors of infrastructure."""
+    failed_tasks: builtins.int
+    """Tasks that failed for good."""
+    failed_samples: builtins.int
+    """Samples of accepted groups with a named failure: errors of the policy."""
+    limited_for_ms: builtins.int
+    """Time until its starts_per_minute allow the next lease, in milliseconds; 0: now, or there is no limit."""
+    def __init__(
+        self,
+        *,
+        environment: builtins.str = ...,
+        starts: builtins.int = ...,
+        failed_attempts: builtins.int = ...,
+        failed_tasks: builtins.int = ...,
+        failed_samples: builtins.int = ...,
+        limited_for_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["environment", b"environment", "failed_attempts", b"failed_attempts", "failed_samples", b"failed_samples", "failed_tasks", b"failed_tasks", "limited_for_ms", b"limited_for_ms", "starts", b"starts"]) -> None: ...
+
+Global___EnvironmentWork: typing_extensions.TypeAlias = EnvironmentWork
 
 @typing.final
 class StageState(google.protobuf.message.Message):
@@ -2227,6 +2287,7 @@ class Record(google.protobuf.message.Message):
     TRAINED_FIELD_NUMBER: builtins.int
     SUBMITTED_FIELD_NUMBER: builtins.int
     FAILED_FIELD_NUMBER: builtins.int
+    REWARDED_FIELD_NUMBER: builtins.int
     event_id: builtins.str
     """Identity and order of the event."""
     @property
@@ -2253,6 +2314,10 @@ class Record(google.protobuf.message.Message):
     def failed(self) -> Global___TaskFailed:
         """A task has failed for good: no group comes of it."""
 
+    @property
+    def rewarded(self) -> Global___GroupRewarded:
+        """A stage has written a group's rewards."""
+
     def __init__(
         self,
         *,
@@ -2263,10 +2328,11 @@ class Record(google.protobuf.message.Message):
         trained: Global___StepsTrained | None = ...,
         submitted: Global___TaskSubmitted | None = ...,
         failed: Global___TaskFailed | None = ...,
+        rewarded: Global___GroupRewarded | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "failed", b"failed", "micro_batch", b"micro_batch", "moved", b"moved", "submitted", b"submitted", "trained", b"trained"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "event_id", b"event_id", "failed", b"failed", "micro_batch", b"micro_batch", "moved", b"moved", "submitted", b"submitted", "trained", b"trained"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["accepted", "moved", "micro_batch", "trained", "submitted", "failed"] | None: ...
+    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "failed", b"failed", "micro_batch", b"micro_batch", "moved", b"moved", "rewarded", b"rewarded", "submitted", b"submitted", "trained", b"trained"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "event_id", b"event_id", "failed", b"failed", "micro_batch", b"micro_batch", "moved", b"moved", "rewarded", b"rewarded", "submitted", b"submitted", "trained", b"trained"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["accepted", "moved", "micro_batch", "trained", "submitted", "failed", "rewarded"] | None: ...
 
 Global___Record: typing_extensions.TypeAlias = Record
 
@@ -2321,6 +2387,34 @@ class TaskFailed(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["error", b"error", "group_id", b"group_id", "time_ms", b"time_ms"]) -> None: ...
 
 Global___TaskFailed: typing_extensions.TypeAlias = TaskFailed
+
+@typing.final
+class GroupRewarded(google.protobuf.message.Message):
+    """A stage has written a group's rewards. If they end it, that is the next event of the group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: builtins.int
+    GROUP_ID_FIELD_NUMBER: builtins.int
+    REWARDS_FIELD_NUMBER: builtins.int
+    time_ms: builtins.int
+    """Time of the event, milliseconds since 1970."""
+    group_id: builtins.str
+    """Id of the group, "task_id/incarnation"."""
+    @property
+    def rewards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Reward of each sample."""
+
+    def __init__(
+        self,
+        *,
+        time_ms: builtins.int = ...,
+        group_id: builtins.str = ...,
+        rewards: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "rewards", b"rewards", "time_ms", b"time_ms"]) -> None: ...
+
+Global___GroupRewarded: typing_extensions.TypeAlias = GroupRewarded
 
 @typing.final
 class GroupAccepted(google.protobuf.message.Message):

@@ -147,6 +147,16 @@ def test_what_a_resume_takes_back_is_not_reported_again() -> None:
     assert [(each[0], each[3]) for each in tasks.heard] == [("a", "trained"), ("b", "dropped_stale")]
 
 
+def test_rewards_are_those_that_a_stage_has_written() -> None:
+    recording, tasks = Recording(), Heard()
+    recording.new("a")
+    recording.accept("a/0", 0.0, 0.0)
+    recording.add(rewarded=pb.GroupRewarded(group_id="a/0", rewards=[1.0, 1.0]))
+    recording.move("a/0", "filtered")
+    Outcomes(tasks, Position()).follow(recording.read)
+    assert tasks.heard == [("a", "a", [1.0, 1.0], "filtered")]
+
+
 def test_a_random_run_killed_at_random_moments_hears_each_group_once() -> None:
     rng = random.Random(7)
     for _ in range(30):
