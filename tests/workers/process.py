@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.workers.building import REWARD
 
 STOP_TIMEOUT_S = 40.0
+PROGRAM = (sys.executable, "-m", "buffer_cli", "worker")
 
 
 class WorkerProcess:
@@ -24,11 +25,12 @@ class WorkerProcess:
         *flags: str,
         worker_id: str = "w",
         within: Sequence[str] = (),
+        program: Sequence[str] = PROGRAM,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"{worker_id}.log"
         command = [
-            *within, sys.executable, "-m", "buffer_cli", "worker", "--address", address, "--run", run_id,
+            *within, *program, "--address", address, "--run", run_id,
             "--reward", REWARD,
             "--worker-id", worker_id, "--weights-dir", str(folder / "weights"), "--progress-every-s", "2", *flags,
         ]  # fmt: skip
@@ -55,10 +57,18 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def worker_process(
-    address: str, run_id: str, folder: Path, *flags: str, worker_id: str = "w", within: Sequence[str] = ()
+    address: str,
+    run_id: str,
+    folder: Path,
+    *flags: str,
+    worker_id: str = "w",
+    within: Sequence[str] = (),
+    program: Sequence[str] = PROGRAM,
 ) -> Iterator[WorkerProcess]:
-    """A running worker; its log is printed when the test fails. `within`: a command that the worker's is the end of."""
-    worker = WorkerProcess(address, run_id, folder, *flags, worker_id=worker_id, within=within)
+    """A running worker; its log is printed when the test fails. `within`: a command that the worker's is the end of.
+    `program`: one that takes the worker's options, in its place.
+    """
+    worker = WorkerProcess(address, run_id, folder, *flags, worker_id=worker_id, within=within, program=program)
     try:
         yield worker
     except BaseException:

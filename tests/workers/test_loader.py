@@ -7,7 +7,7 @@ from buffer_wire.connection.retry import Backoff
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.slots.engine_state import Event
 from rollout_workers.versions import BASE, Version
-from tests.workers.building import time_passes, weight_files
+from tests.workers.building import eventually, time_passes, weight_files
 from tests.workers.fake_service import FakeService
 from tests.workers.loading import Loading, loading
 
@@ -55,6 +55,19 @@ async def test_superseded_versions_are_skipped(fake: FakeService, tmp_path: Path
         loads = [call for call in it.engine.calls if call.startswith("load")]
         assert loads[-1] == "load 1.5"
         assert len(loads) <= 2
+
+
+async def test_superseded_version_that_nobody_has_any_more_does_not_hold_the_next_one_up(
+    fake: FakeService, tmp_path: Path
+) -> None:
+    async with loading(fake, tmp_path, timeout_s=60.0) as it:
+        gone = it.files(1, 1)
+        gone.base_url = "http://127.0.0.1:9/v"
+        await fake.publish(1, 1, weights_pb2.WeightManifest(files=gone))
+        await eventually(lambda: any((tmp_path / "weights-w.e0").glob(".1.1-*.part-w")))
+        await it.publish(2, 1)
+        await it.until_loaded(2, 1)
+        assert [call for call in it.engine.calls if call.startswith("load")] == ["load 2.1"]
 
 
 async def test_lower_version_of_a_new_term_is_loaded(fake: FakeService, tmp_path: Path) -> None:

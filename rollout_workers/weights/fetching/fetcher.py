@@ -75,11 +75,18 @@ class WeightFetcher:
         self._earlier = EarlierVersions()
 
     async def fetch(
-        self, version: Version, manifest: weights_pb2.FilesManifest, *, deadline_s: float, engine_id: str | None = None
+        self,
+        version: Version,
+        manifest: weights_pb2.FilesManifest,
+        *,
+        deadline_s: float,
+        engine_id: str | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> Path:
         """Directory with the verified files of `version`; kept for an engine until it holds or fetches another one.
 
-        Raises WeightsInvalid (the source's content is wrong), WeightsUnavailable (not to be had within `deadline_s`).
+        Raises WeightsInvalid (the source's content is wrong), WeightsUnavailable (not to be had within `deadline_s`, or
+        from nobody now, and not `wanted` any more).
         """
         deadline_at = time.monotonic() + deadline_s
         label = version.label
@@ -88,7 +95,7 @@ class WeightFetcher:
         try:
             async with asyncio.timeout(deadline_s), self._lock:
                 while (pin := Pin.at(directory)) is None:
-                    await self._bring_once(version, manifest, directory, deadline_at)
+                    await self._bring_once(version, manifest, directory, deadline_at, wanted)
                 pin.touch()
                 if engine_id is None:
                     pin.release()
@@ -137,16 +144,26 @@ class WeightFetcher:
                     shutil.rmtree(path, ignore_errors=True)
 
     async def _bring_once(
-        self, version: Version, manifest: weights_pb2.FilesManifest, directory: Path, deadline_at: float
+        self,
+        version: Version,
+        manifest: weights_pb2.FilesManifest,
+        directory: Path,
+        deadline_at: float,
+        wanted: Callable[[], bool],
     ) -> None:
         """Bring a version, unless another worker that shares the root does so in time."""
         self._root.mkdir(parents=True, exist_ok=True)
         async with turn(directory, wait_s=(deadline_at - time.monotonic()) * _PATIENCE):
             if not there(directory):
-                await self._bring(version, manifest, directory, deadline_at)
+                await self._bring(version, manifest, directory, deadline_at, wanted)
 
     async def _bring(
-        self, version: Version, manifest: weights_pb2.FilesManifest, directory: Path, deadline_at: float
+        self,
+        version: Version,
+        manifest: weights_pb2.FilesManifest,
+        directory: Path,
+        deadline_at: float,
+        wanted: Callable[[], bool],
     ) -> None:
         label = version.label
         partial = self._root / f".{directory.name}{_PARTIAL}{self._owner}"
@@ -170,7 +187,7 @@ class WeightFetcher:
                     prefer_peers=self._prefer_peers,
                 )
                 run = Download(label, sources, file, partial / file.name, self._client)
-                await run.run(until)
+                await run.run(until, wanted=wanted)
                 for url, size in run.received.items():
                     came[origin(url)] += size
 

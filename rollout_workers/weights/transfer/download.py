@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -50,16 +51,21 @@ class Download:
         self._unmixed = False
         """True once parts of several sources made a wrong file: then a change of the source begins anew."""
         self._deadline_at = self._patience_s = self._came_at = 0.0
+        self._wanted: Callable[[], bool] = lambda: True
         self.pieces = Pieces(file.size_bytes)
         self.received: dict[str, int] = {}
         """Bytes of the file that came from each source, by URL."""
 
-    async def run(self, deadline_at: float, *, patience_s: float = 0.0) -> None:
+    async def run(
+        self, deadline_at: float, *, patience_s: float = 0.0, wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Fetch until complete and checked. May be called again after a failure, and goes on where it was.
 
-        It gives up at `deadline_at`, on the monotonic clock, but not before `patience_s` without a byte. Raises
-        WeightsUnavailable then, WeightsInvalid for wrong content of the publisher, which is then deleted.
+        It gives up at `deadline_at`, on the monotonic clock, but not before `patience_s` without a byte; where the file
+        is not `wanted` any more, as soon as no source gives it. Raises WeightsUnavailable then, WeightsInvalid for
+        wrong content of the publisher, which is then deleted.
         """
+        self._wanted = wanted
         self._deadline_at, self._patience_s, self._came_at = deadline_at, patience_s, time.monotonic()
         self._writer = _Writer(self._target, self.pieces)
         try:
@@ -147,7 +153,7 @@ class Download:
                     _log.warning("download resumes", at_byte=self.pieces.received, why=why)
                     continue
             wait = next(delays)
-            if wait > self._left():
+            if wait > self._left() or not self._wanted():
                 received = f"{self.pieces.received} of {self._file.size_bytes} bytes received"
                 raise WeightsUnavailable(self._label, self._sources.described, f"{why} ({received})")
             await asyncio.sleep(wait)

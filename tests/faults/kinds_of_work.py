@@ -1,0 +1,159 @@
+"""Kinds of work that processes are killed in: tasks, what a worker does with them, and what every sample must be.
+
+All values are functions of the tokens, so that those of an interrupted sample are checked as any other's.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rollout_workers.agents.episode import AgentEpisode
+from rollout_workers.engine.simulated.answers import experts_of
+from rollout_workers.rewards import RewardInput, ragged
+from tests.agents.talking import chat, user
+from trainer_client import Policy, SamplingParams, Task
+from trainer_client.batch import Group, Sample
+
+BATCH_GROUPS = 3
+GROUP_SIZE = 2
+STEPS = 20
+POLICY = Policy(
+    batch_groups=BATCH_GROUPS,
+    max_queued_groups=4 * BATCH_GROUPS,
+    overflow_action="block",
+    max_staleness=8,
+    max_attempts=20,
+    retry_backoff_ms=20,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of work."""
+
+    task: Callable[[int], Task]
+    check: Callable[[Sample], None]
+    """Fails for a sample that is not as it was made."""
+    flags: tuple[str, ...]
+    """Options of the worker."""
+    deaths: tuple[str, ...]
+    """Places in a step where the trainer dies, in the order of its lives.
+
+    pulled: the batch is in hand; saving: the model is written in part; patching: a patch is there, another one is not;
+    renamed: the files are in place, and not noted; written: nobody is told of them; published: all is told, and not yet
+    checkpointed.
+    """
+
+    def tasks(self) -> list[Task]:
+        """All tasks of a run."""
+        return [self.task(i) for i in range(STEPS * BATCH_GROUPS)]
+
+
+def digest(group: Group) -> str:
+    """Digest of all that a trainer is given of a group."""
+    state = hashlib.sha256()
+    for sample in group.samples:
+        state.update(repr((sample.prompt_len, sample.reward, sample.finish_reason, sample.spans)).encode())
+        state.update(repr([(turn.role, turn.start, turn.end) for turn in sample.turns]).encode())
+        extras = [sample.extras[name] for name in sorted(sample.extras)]
+        for array in (sample.token_ids, sample.logprobs, sample.loss_mask, *extras):
+            state.update(np.ascontiguousarray(array).tobytes())
+    return state.hexdigest()[:16]
+
+
+# ── columns of the engine, and of the reward function ────────────────────────
+
+
+def routed(i: int) -> Task:
+    return Task(
+        task_id=f"t{i:04d}",
+        group_size=GROUP_SIZE,
+        sampling=SamplingParams(max_new_tokens=60, top_p=0.9),
+        prompt_token_ids=[1 + i % 7, 2, 3 + i % 40],
+        columns=["routed_experts", "sampling_mask", "entropy", "top_logprobs_3"],
+    )
+
+
+def reward(sample: RewardInput) -> Mapping[str, object]:
+    ids = sample.response_ids
+    return {
+        "reward": float(len(ids)),
+        "odd": int(ids[-1]) % 2,
+        "token_rewards": ids.astype(np.float32) / 8,
+        "rows": ragged(np.stack([ids[: len(ids) % 5]] * 2, axis=1)),
+    }
+
+
+def check_columns(sample: Sample) -> None:
+    ids, start, extras = sample.token_ids, sample.prompt_len, sample.extras
+    made = ids[start:]
+    assert np.array_equal(extras["routed_experts"][:-1], experts_of(ids[:-1]))
+    assert np.array_equal(extras["routed_experts"][-1], extras["routed_experts"][-2])
+    counts = extras["sampling_mask_counts"]
+    assert not counts[:start].any()
+    assert counts[start:].tolist() == (1 + made % 4).tolist()
+    assert extras["sampling_mask"][np.cumsum(counts)[start - 1 : -1]].tolist() == made.tolist()
+    assert extras["entropy"][start:].tolist() == (made % 7 / np.float32(8)).tolist()
+    assert extras["top_ids"][start:, 0].tolist() == made.tolist()
+    assert np.array_equal(extras["top_logprobs"][start:, 0], sample.logprobs[start:])
+    assert sample.reward == len(made)
+    assert extras["odd"].item() == made[-1] % 2
+    assert extras["token_rewards"].tolist() == [0.0] * start + (made / 8).tolist()
+    assert extras["rows"].tolist() == [[each, each] for each in made[: len(made) % 5].tolist()]
+
+
+# ── an agent ─────────────────────────────────────────────────────────────────
+
+SAYINGS = ("guess", "higher", "lower")
+
+
+def game(i: int) -> Task:
+    return Task(
+        task_id=f"t{i:04d}",
+        group_size=GROUP_SIZE,
+        sampling=SamplingParams(max_new_tokens=60),
+        prompt_token_ids=[0],
+        metadata={"i": i},
+    )
+
+
+async def play(episode: AgentEpisode) -> float:
+    """Three turns by OpenAI's API, over HTTP."""
+    messages: list[dict[str, Any]] = []
+    for saying in SAYINGS:
+        messages.append(user(f"{saying} {episode.metadata['i']}"))
+        messages.append((await chat(episode, messages, max_tokens=16))["message"])
+    return float(len(messages))
+
+
+def check_game(sample: Sample) -> None:
+    said = [turn for turn in sample.turns if turn.role == "assistant"]
+    assert len(said) == len(SAYINGS)
+    assert sample.turns[-1] == said[-1]
+    assert sample.reward == 2 * len(SAYINGS)
+    mask, at = sample.loss_mask.astype(bool), sample.prompt_len
+    for turn in sample.turns:
+        assert turn.start == at
+        assert mask[turn.start : turn.end].all() == (turn.role == "assistant")
+        at = turn.end
+    assert at == sample.tokens
+    assert (sample.logprobs[mask] < 0).all()
+    assert (sample.logprobs[~mask] == 0).all()
+    assert sample.spans[-1].end == sample.tokens
+
+
+SPEED = ("--simulate", "--tokens-per-s", "150", "--groups-per-engine", "4", "--lease-wait-s", "1")
+KINDS = {
+    "columns": Kind(
+        routed,
+        check_columns,
+        (*SPEED, "--reward", f"{__name__}:reward"),
+        ("pulled", "saving", "patching", "renamed", "written", "published"),
+    ),
+    "agents": Kind(
+        game, check_game, (*SPEED, "--reward", "", "--agent", f"{__name__}:play"), ("pulled", "saving", "published")
+    ),
+}
