@@ -193,6 +193,11 @@ BY_TEMPLATE = {
         "name: the StatefulSet",
     ),
     "weights at the engine's port": (POOL % "weights: {servePort: 30000}", "engine.sidecar.port"),
+    "a route without a host": (OPEN + "service: {outside: {kind: Ingress}}", "service.outside.host"),
+    "a route without a Gateway": (
+        OPEN + "service: {outside: {kind: GRPCRoute, host: rb.example}}",
+        "service.outside.parentRefs",
+    ),
     "a label that selects": (
         POOL % "podLabels: {app.kubernetes.io/name: x}",
         "app.kubernetes.io/name is the chart's own",

@@ -11,7 +11,7 @@ from tests.chart.helm import CHART, MAJORS, VALUE_SETS, every_value_set
 KUBERNETES = ("1.30.0", "1.37.0")
 """The oldest that Chart.yaml accepts, and the newest that the validator knows."""
 
-WITHOUT_SCHEMA = {"Certificate", "PodMonitor", "PrometheusRule", "ServiceMonitor"}
+WITHOUT_SCHEMA = {"Certificate", "GRPCRoute", "PodMonitor", "PrometheusRule", "ServiceMonitor"}
 """Kinds of operators, which are no part of Kubernetes."""
 
 
