@@ -44,6 +44,7 @@ MAX_SEED = MAX_INTEGER
 TASK_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 COLUMN_NAME = re.compile(r"[a-z0-9_]{1,64}")
+FAILURE = re.compile(r"[a-z0-9_]{1,64}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Control characters, refused in names, ids, paths and addresses: these become keys, labels, headers and file names."""

@@ -35,7 +35,7 @@ def _amounts(packed: Any) -> dict[str, ops.Amount]:  # noqa: ANN401
 def as_policy(packed: Any) -> RunPolicy:  # noqa: ANN401
     """The policy of a reply."""
     values = _strings(packed)
-    values["environments"] = [(text(name), share, priority) for name, share, priority in values.get("environments", ())]
+    values["environments"] = [(text(name), *rule) for name, *rule in values.get("environments", ())]
     values["stages"] = list(map(text, values.get("stages", ())))
     return RunPolicy.from_store({k: text(v) if isinstance(v, bytes) else v for k, v in values.items()})
 

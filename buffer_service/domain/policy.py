@@ -20,6 +20,7 @@ GIB = 1 << 30
 
 MAX_SHARE = 10_000
 MAX_PRIORITY = 255
+MAX_STARTS = 1_000_000
 MAX_ENVIRONMENTS = 256
 """Environments of a run, named by its policy, its tasks and its groups."""
 MAX_STAGES = 8
@@ -69,15 +70,24 @@ class Order(StrEnum):
     SUBMISSION = "submission"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EnvironmentRule:
-    """Share and priority of one environment; UNSET leaves either as it would be without a rule."""
+    """Share, priority and rate of one environment; UNSET leaves each as it would be without a rule."""
 
     environment: str
     share: int = UNSET
     """Weight among the environments that have work, 0 to 10,000; 0: only when no other has any."""
     priority: int = UNSET
     """Replaces the priority of the environment's tasks and groups against others', 0 to 255."""
+    starts_per_minute: int = UNSET
+    """Leases of its tasks that may be given a minute, over all workers, 1 to 1,000,000; evaluations go apart."""
+    start_burst: int = UNSET
+    """Of these, how many at once after a pause, 1 to 1,000,000; unset: 1. With starts_per_minute alone."""
+
+    def to_store(self) -> list[object]:
+        """The rule as the scripts read it; those without a limit as services of 0.1.0 know them."""
+        stored: list[object] = [self.environment, self.share, self.priority]
+        return stored if self.starts_per_minute == UNSET else [*stored, self.starts_per_minute, self.start_burst]
 
 
 class Between(NamedTuple):
@@ -171,6 +181,12 @@ class RunPolicy:
                 raise InvalidField(f"{field}.share", rule.share, f"between 0 and {MAX_SHARE}")
             if not UNSET <= rule.priority <= MAX_PRIORITY:
                 raise InvalidField(f"{field}.priority", rule.priority, f"between 0 and {MAX_PRIORITY}")
+            for name in ("starts_per_minute", "start_burst"):
+                value = getattr(rule, name)
+                if value != UNSET and not 1 <= value <= MAX_STARTS:
+                    raise InvalidField(f"{field}.{name}", value, f"between 1 and {MAX_STARTS}")
+            if rule.start_burst != UNSET and rule.starts_per_minute == UNSET:
+                raise InvalidField(f"{field}.start_burst", rule.start_burst, "unset without starts_per_minute")
 
     def _check_stages(self) -> None:
         if len(self.stages) > MAX_STAGES:
@@ -206,12 +222,12 @@ class RunPolicy:
         return (self.uncommitted_batches + 1) * self.micro_batches_of_batch
 
     def to_store(self) -> dict[str, object]:
-        """The policy as the store's scripts read it: integers, names, and [name, share, priority] of environments."""
+        """The policy as the store's scripts read it: integers, names, and rules of environments."""
         stored: dict[str, object] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "environments":
-                stored[field.name] = [[rule.environment, rule.share, rule.priority] for rule in value]
+                stored[field.name] = [rule.to_store() for rule in value]
             elif isinstance(value, tuple):
                 stored[field.name] = list(value)
             elif isinstance(value, str):
@@ -236,10 +252,7 @@ class RunPolicy:
         stages = values.pop("stages", None) or ()
         return cls(
             stages=tuple(map(str, stages)),  # type: ignore[call-overload]
-            environments=tuple(
-                EnvironmentRule(environment=str(name), share=share, priority=priority)
-                for name, share, priority in rules  # type: ignore[attr-defined]
-            ),
+            environments=tuple(EnvironmentRule(str(name), *values) for name, *values in rules),  # type: ignore[attr-defined]
             **values,  # type: ignore[arg-type]
         )
 

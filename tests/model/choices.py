@@ -109,6 +109,7 @@ class History:
             reward_milli=draw.pick(REWARD_SUMS),
             turns=samples + draw.pick((0, 0, 5)),
             truncated_samples=draw.integer(0, samples),
+            failed_samples=draw.integer(0, 1),
             first_revision=0
             if lease_id
             else draw.pick((0, self.view.revision, self.view.revision, 1 + self.view.revision // 2)),

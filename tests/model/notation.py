@@ -48,6 +48,7 @@ PLAIN: dict[str, dict[str, Any]] = {
         "reward_milli": 500,
         "turns": 1,
         "truncated_samples": 0,
+        "failed_samples": 0,
         "version_tokens": (),
         "stored": False,
     },
@@ -158,5 +159,5 @@ def _value(plain: Any) -> Any:
 
 
 def _policy(fields: dict[str, Any]) -> RunPolicy:
-    rules = [[rule.environment, rule.share, rule.priority] for rule in fields["environments"]]
+    rules = [rule.to_store() for rule in fields["environments"]]
     return RunPolicy.from_store(fields | {"environments": rules})

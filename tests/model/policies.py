@@ -86,11 +86,19 @@ def _shared(draw: Draw, values: Values) -> Values:
             environment=environment,
             share=draw.pick(shares),
             priority=draw.pick((UNSET, UNSET, 0, 2, 5)),
+            **_limit(draw),
         )
         for environment in ENVIRONMENTS
         if draw.integer(0, 2)
     ]
     return {"environments": tuple(rules), "max_queued_groups": max(6, values["max_queued_groups"])}
+
+
+def _limit(draw: Draw) -> Values:
+    """Mostly none; else so few starts that time has to pass."""
+    if not draw.rarely(4):
+        return {}
+    return {"starts_per_minute": draw.pick((7, 600, 60_000)), "start_burst": draw.pick((UNSET, 1, 2, 5))}
 
 
 def _measured(draw: Draw, values: Values) -> Values:

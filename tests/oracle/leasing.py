@@ -5,6 +5,8 @@ that fails counts towards max_attempts, one that is interrupted or cancelled doe
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, capacity, required_version
 from buffer_service.domain.gate import oldest_useful_version, too_stale
@@ -69,8 +71,24 @@ def _lease_of_queue(run: RunState, ask: LeaseAsk, worker: Worker) -> Leased:
         return _reply(run, granted)
     if fresh_room is not None and len(granted) >= fresh_room:
         return _reply(run, granted, LeaseWait.AT_CAPACITY)
+    if (room is None or len(granted) < room) and (limited := _limited(run)):
+        return replace(_reply(run, granted, LeaseWait.RATE_LIMITED), **limited)
+    return _reply_to_less(run, granted)
+
+
+def _limited(run: RunState) -> dict[str, Any]:
+    """The environment with a task that may begin first of those that may not begin now, and in how many ms."""
+    waits = [
+        (run.starts.wait_ms(run.policy, environment, run.now), environment)
+        for environment in run.pending.environments(run.now)
+    ]
+    for_ms, environment = min((one for one in waits if one[0]), default=(0, ""))
+    return {"limited_environment": environment, "limited_for_ms": for_ms} if for_ms else {}
+
+
+def _reply_to_less(run: RunState, granted: list[Task]) -> Leased:
+    """The reply to a request that got less than it asked for, though there is room for an engine with new weights."""
     if run.pending.pick(run.now, run.mixture, run.lease_turns) is not None:
-        # There is room for an engine that has the published weights, and a task.
         return _reply(run, granted, LeaseWait.ENGINE_STALE, _required_version(run))
     return _reply(run, granted, LeaseWait.BACKING_OFF if len(run.pending) else LeaseWait.NO_TASKS)
 
@@ -192,7 +210,9 @@ def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> tuple[list[Task], bool]
     granted: list[Task] = []
     used = 0
     while len(granted) < wanted:
-        task = run.pending.pick(run.now, run.mixture, run.lease_turns)
+        task = run.pending.pick(
+            run.now, run.mixture, run.lease_turns, lambda environment: run.starts.may(run.policy, environment, run.now)
+        )
         if task is None:
             break
         size = _lease_bytes(task)
@@ -205,6 +225,7 @@ def _grant(run: RunState, ask: LeaseAsk, wanted: int) -> tuple[list[Task], bool]
         _drop_useless_partial_rollout(run, task, loaded)
         run.pending.remove(task)
         run.move_task(task, TaskState.LEASED)
+        run.starts.take(run.policy, task.environment, run.now)
         task.attempt += 1
         task.granted_ms = run.now
         kept = task.partial_rollout
@@ -279,10 +300,12 @@ def _interrupt(run: RunState, task: Task) -> None:
 def _fail(run: RunState, task: Task, error: str) -> ReturnOutcome:
     """An attempt failed: back off, or fail for good at the attempt cap."""
     task.failures += 1
+    run.starts.of(task.environment).failed_attempts += 1
     if task.failures < run.policy.max_attempts:
         task.came_back = True
         run.make_pending(task, run.now + backoff_ms(run.policy, task.failures))
         return ReturnOutcome.PENDING
+    run.starts.of(task.environment).failed_tasks += 1
     run.leases.close(task)
     run.move_task(task, TaskState.FAILED)
     task.partial_rollout = None

@@ -6,6 +6,7 @@ Invariant: `len` counts every pending task, those that back off included.
 """
 
 import heapq
+from collections.abc import Callable, Iterable
 
 from tests.oracle.records import Task
 from tests.oracle.rules.order import Mixture
@@ -41,11 +42,19 @@ class PendingTasks:
         """A task is pending no longer."""
         del self._tickets[task.task_id]
 
-    def pick(self, now: int, mixture: Mixture, turns: Stride) -> Task | None:
-        """The task that is leased next; it stays here, and its environment's turn is not taken yet."""
+    def environments(self, now: int) -> Iterable[str]:
+        """Environments with a task that may be leased, but for their limits."""
         self._promote(now)
-        firsts = {environment: self._first(environment) for environment in list(self._ready)}
-        ready = {environment: task for environment, task in firsts.items() if task is not None}
+        return [environment for environment in list(self._ready) if self._first(environment) is not None]
+
+    def pick(
+        self, now: int, mixture: Mixture, turns: Stride, may: Callable[[str], bool] = lambda _environment: True
+    ) -> Task | None:
+        """The task that is leased next, of an environment that `may` begin one; it stays here, and its environment's
+        turn is not taken yet.
+        """
+        firsts = {environment: self._first(environment) for environment in self.environments(now)}
+        ready = {environment: task for environment, task in firsts.items() if task is not None and may(environment)}
         environment = mixture.turn(ready, turns)
         if environment is not None:
             return ready[environment]

@@ -230,6 +230,8 @@ def _complete(run: RunState, facts: GroupFacts, payload_key: str) -> Group:
     task.accepted_attempt, task.accepted_key = _attempt(facts), payload_key
     run.leaseless |= not task.accepted_attempt
     is_last_lease = 0 < task.attempt == task.accepted_attempt
+    if facts.failed_samples:
+        run.starts.of(facts.environment).failed_samples += facts.failed_samples
     run.totals.accept(facts, run.now - task.granted_ms if is_last_lease else None)
     if facts.stored:
         run.count("written_groups")

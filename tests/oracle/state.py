@@ -42,6 +42,7 @@ from tests.oracle.rules.proofs import prove
 from tests.oracle.rules.quota import within_quotas
 from tests.oracle.rules.stride import Stride
 from tests.oracle.rules.timeline import Timeline
+from tests.oracle.starts import Starts
 from tests.oracle.steps import Step
 from tests.oracle.totals import Totals
 
@@ -119,6 +120,7 @@ class RunState:
     queue: GroupQueue = field(default_factory=GroupQueue)
     line: PushLine = field(default_factory=PushLine)
     mixture: Mixture = field(init=False)
+    starts: Starts = field(default_factory=Starts)
     lease_turns: Stride = field(default_factory=Stride)
     queue_turns: Stride = field(default_factory=Stride)
     payloads: Payloads = field(default_factory=Payloads)

@@ -41,6 +41,7 @@ def view(run: RunState, now: int) -> RunView:
         reload_counters=tuple(run.totals.reloads),
         awaited=awaited,
         awaited_task=awaited_task,
+        environment_work=run.starts.view(run.policy, now),
         environment_statistics={name: dict(sums) for name, sums in run.totals.environments.items()},
     )
 

@@ -54,7 +54,16 @@ from buffer_service.domain.ops.tasks import (
     is_of_stage,
     sink_of,
 )
-from buffer_service.domain.ops.views import Amount, Record, RunView, ShardFacts, StageState, StoreFacts, TaskFailure
+from buffer_service.domain.ops.views import (
+    Amount,
+    EnvironmentWork,
+    Record,
+    RunView,
+    ShardFacts,
+    StageState,
+    StoreFacts,
+    TaskFailure,
+)
 from buffer_service.domain.ops.weights import (
     EngineReport,
     EngineReported,
@@ -79,6 +88,7 @@ __all__ = [
     "Direction",
     "EngineReport",
     "EngineReported",
+    "EnvironmentWork",
     "Extended",
     "GroupFacts",
     "LeaseAsk",

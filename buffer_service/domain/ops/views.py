@@ -79,6 +79,22 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentWork:
+    """Work on the tasks of one environment so far, without evaluations."""
+
+    environment: str
+    starts: int
+    """Leases given."""
+    failed_attempts: int
+    """Leases that ended in an error, or expired."""
+    failed_tasks: int
+    failed_samples: int
+    """Samples of accepted groups with a named failure."""
+    limited_for_ms: int
+    """Time until its starts_per_minute allow the next lease; 0: now."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunView:
     """The whole state of a run.
 
@@ -130,6 +146,8 @@ class RunView:
     """Stages of the policy in their order, then those that are named no more while groups are in them."""
     missing_groups: int = 0
     """Groups that complete steps, which are not committed, are still to get for rejected ones."""
+    environment_work: Sequence[EnvironmentWork] = ()
+    """Work on tasks by environment, in order of name."""
     payload_shards: int = 0
     """Shards of the cluster on which payloads lie; 0: they lie beside what decides."""
     environment_statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

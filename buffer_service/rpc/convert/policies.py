@@ -22,6 +22,7 @@ _ENUMS: Mapping[str, Mapping[int, StrEnum]] = {
 _TO_ENUMS = {field: {value: number for number, value in values.items()} for field, values in _ENUMS.items()}
 
 _OPTIONAL = tuple(field.name for field in pb.RunPolicy.DESCRIPTOR.fields if field.has_presence)
+_RULE = tuple(field.name for field in pb.EnvironmentRule.DESCRIPTOR.fields if field.has_presence)
 _CHANGEABLE = frozenset(pb.RunPolicy.DESCRIPTOR.fields_by_name) - {"preset"}
 """Fields that can be changed one by one: all but `preset`, the name of a whole policy."""
 _NO_BOUND = dict.fromkeys(MAY_BE_UNSET, UNSET)
@@ -93,8 +94,7 @@ def merged(effective: RunPolicy, message: pb.RunPolicy, names: Collection[str]) 
 def _rule(i: int, rule: pb.EnvironmentRule) -> EnvironmentRule:
     return EnvironmentRule(
         environment=fields.line(rule.environment, f"policy.environments[{i}].environment", 0, 64),
-        share=rule.share if rule.HasField("share") else UNSET,
-        priority=rule.priority if rule.HasField("priority") else UNSET,
+        **{name: getattr(rule, name) if rule.HasField(name) else UNSET for name in _RULE},
     )
 
 
@@ -149,9 +149,5 @@ def to_policy(effective: RunPolicy) -> pb.RunPolicy:
 
 
 def _to_rule(rule: EnvironmentRule) -> pb.EnvironmentRule:
-    message = pb.EnvironmentRule(environment=rule.environment)
-    if rule.share != UNSET:
-        message.share = rule.share
-    if rule.priority != UNSET:
-        message.priority = rule.priority
-    return message
+    values = {name: value for name in _RULE if (value := getattr(rule, name)) != UNSET}
+    return pb.EnvironmentRule(environment=rule.environment, **values)

@@ -6,6 +6,7 @@ head of a line cannot use, as it has other weights, the next one may.
 
 import asyncio
 from dataclasses import dataclass
+from math import inf
 from typing import assert_never
 
 from buffer_service.domain import ops
@@ -45,7 +46,13 @@ class Leasing:
             return _ends_wait_for_queue(leased, found[0])
 
         return await self.lines.until(
-            run_id, Topic.TASKS, lambda: self.store.lease(run_id, ask, seen_revision=seen), done, wait_s
+            run_id,
+            Topic.TASKS,
+            lambda: self.store.lease(run_id, ask, seen_revision=seen),
+            done,
+            wait_s,
+            # Of a limit that ends, nobody gives a hint.
+            due_s=lambda leased: leased.limited_for_ms / 1_000 if leased.limited_for_ms else inf,
         )
 
     async def _of_evaluations(self, run_id: str, ask: ops.LeaseAsk, seen: Revision, wait_s: float) -> ops.Leased:
@@ -66,7 +73,13 @@ class Leasing:
 def _ends_wait_for_queue(leased: ops.Leased, first: ops.LeaseWait | None) -> bool:
     """True when a request for the queue's tasks is answered with this; `first`: why its first try brought nothing."""
     match leased.wait:
-        case None | ops.LeaseWait.NO_TASKS | ops.LeaseWait.AT_CAPACITY | ops.LeaseWait.BACKING_OFF:
+        case (
+            None
+            | ops.LeaseWait.NO_TASKS
+            | ops.LeaseWait.AT_CAPACITY
+            | ops.LeaseWait.BACKING_OFF
+            | ops.LeaseWait.RATE_LIMITED
+        ):
             return bool(leased.grants)
         case ops.LeaseWait.ENGINE_STALE | ops.LeaseWait.QUARANTINED:
             # No wait changes it: the engine has to act first, and to ask again with what it has then.
@@ -87,7 +100,13 @@ def _recheck_of_evaluations(leased: ops.Leased) -> float | None:
             return None  # Of these no hint comes when they end.
         case ops.LeaseWait.BACKING_OFF:
             return _BACK_OFF_RECHECK_S
-        case ops.LeaseWait.NO_TASKS | ops.LeaseWait.AT_CAPACITY | ops.LeaseWait.ENGINE_STALE | ops.LeaseWait.DRAINING:
+        case (
+            ops.LeaseWait.NO_TASKS
+            | ops.LeaseWait.AT_CAPACITY
+            | ops.LeaseWait.ENGINE_STALE
+            | ops.LeaseWait.DRAINING
+            | ops.LeaseWait.RATE_LIMITED
+        ):
             return _RECHECK_S
         case _:
             assert_never(leased.wait)

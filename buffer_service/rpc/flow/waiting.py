@@ -9,6 +9,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import TypeVar
 
 from buffer_service.domain.ports import Notifications, Topic
@@ -62,10 +63,20 @@ class WaitingLines:
                 return False
 
     async def hint(
-        self, run_id: str, topic: Topic, ticket: int, deadline: float | None = None, longest_s: float = RECHECK_S
+        self,
+        run_id: str,
+        topic: Topic,
+        ticket: int,
+        deadline: float | None = None,
+        longest_s: float = RECHECK_S,
+        *,
+        due_s: float = inf,
     ) -> None:
-        """Wait for a ticket above `ticket`, at most `longest_s` and not past the deadline. Raises NotReady on drain."""
-        left = longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+        """Wait for a ticket above `ticket`, at most `longest_s` and not past the deadline. Raises NotReady on drain.
+
+        `due_s`: seconds until something is due that no ticket tells.
+        """
+        left = min(longest_s * random.uniform(0.5, 1.0), due_s)  # noqa: S311 - jitter, not a secret
         if deadline is not None:
             left = min(left, max(0.0, deadline - asyncio.get_running_loop().time()))
         async with self._drain.interruptible():
@@ -86,8 +97,11 @@ class WaitingLines:
         attempt: Callable[[], Awaitable[T]],
         done: Callable[[T], bool],
         wait_s: float,
+        due_s: Callable[[T], float] = lambda _result: inf,
     ) -> T:
         """The first result of `attempt` that is `done`, or the last one when `wait_s` has passed.
+
+        `due_s`: seconds after which another try may bring more though no ticket tells, by what the last one brought.
 
         The first try is made at once, whoever waits: it may release what the others wait for.
         """
@@ -101,10 +115,10 @@ class WaitingLines:
         alone = (run_id, topic) not in self._lines
         async with self.turn(run_id, topic, deadline) as at_head:
             if alone:
-                await self.hint(run_id, topic, ticket, deadline)
+                await self.hint(run_id, topic, ticket, deadline, due_s=due_s(result))
             while True:
                 ticket = self.ticket(run_id, topic)
                 result = await attempt()
                 if not at_head or done(result) or loop.time() >= deadline:
                     return result
-                await self.hint(run_id, topic, ticket, deadline)
+                await self.hint(run_id, topic, ticket, deadline, due_s=due_s(result))

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {policy, revision to begin with, secret}; policy: a map of integers, names, and environments {{name, share,
---         priority}, ...}
+--         priority, and where there is a limit starts_per_minute, start_burst}, ...}
 -- Replies {'created'} | {'exists', policy} | {'error', 'deleting'}
 -- Complexity O(1)
 
@@ -41,4 +41,5 @@ ctx.state = {
 call('HSET', RUN, 'layout', '$SCHEMA_VERSION', 'policy', pack(ctx.policy), 'now', format('%d', ctx.now),
   'secret', ctx.secret)
 Run.write(ctx)
+Run.mark_limits(ctx.policy)
 return reply('created')

@@ -49,6 +49,7 @@ for name, value in pairs(wished) do
 end
 if ctx.changed then
   call('HSET', RUN, 'policy', pack(policy))
+  Run.mark_limits(policy)
   Totals.forget_snapshots()
   if not Tasks.heads_are_awaited(ctx) then
     call('DEL', key('lease_heads'))

@@ -4,7 +4,8 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, worker_id, instance_id, request_id, engine_id, loaded_term, loaded_version, max_tasks,
 --         message_bytes, sink ('queue' | 'evaluations'), would_load (1 or 0)}; message_bytes: what one reply can carry
--- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, term, version, grants, wanted}; a grant
+-- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, term, version, grants, wanted,
+--         limited_environment, limited_for_ms (Starts.first_of where the wait is 'rate_limited')}; a grant
 --         is {task_id, incarnation, attempt, spec, payload key of the partial rollout ('' for none), name, pinned};
 --         name: the id that the trainer gave the task; pinned is {} or {term, version}, wanted {} or {term, version,
 --         manifest ('' for none)}
@@ -51,9 +52,10 @@ local function save_worker(granted)
   call('HSET', key('workers'), worker_id, pack(worker))
 end
 
-local function answer(wait, required, grants, wanted)
+local function answer(wait, required, grants, wanted, limited)
+  local environment, for_ms = Starts.first_of(ctx, limited or {})
   return reply('leased', Run.close(ctx), wait, required, policy.lease_ttl_ms, state.term, state.version, grants,
-    wanted or {})
+    wanted or {}, environment, for_ms)
 end
 
 -- A new process of the worker: what the old one held is returned.
@@ -129,6 +131,7 @@ local function lease(task_id, task)
   call('ZADD', Tasks.leases_of(task), format('%d', ctx.now + policy.lease_ttl_ms), member)
   call('SADD', held, member)
   if not task.evaluation then
+    Starts.take(ctx, task.environment)
     if Tasks.heads_are_awaited(ctx) then
       call('ZADD', key('lease_heads'), format('%d', task.lease_head), member)
     end
@@ -204,10 +207,10 @@ local function lease_of_queue()
     -- What it begins is fresh enough for a step that lacks groups alone.
     room = math.max(0, math.min(room, exists.missing - exists.queued - exists.leased))
   end
-  local task_ids, picking = {}, nil
+  local task_ids, picking, limited = {}, nil, {}
   if room > 0 then
     local members
-    members, picking = Pending.pick(ctx, math.min(room, max_tasks))
+    members, picking, limited = Pending.pick(ctx, math.min(room, max_tasks))
     for index, member in ipairs(members) do
       task_ids[index] = Tasks.id_of_entry(member)
     end
@@ -224,6 +227,8 @@ local function lease_of_queue()
       Admission.note_held(ctx, exists, #grants)
     end
     return answer('at_capacity', 0, grants)
+  elseif #grants < room and #limited > 0 then
+    return answer('rate_limited', 0, grants, nil, limited)
   elseif Pending.count(ctx) > call('ZCARD', key('delayed')) then
     -- There is room for an engine that has the published weights, and a task.
     local existing = exists.forming + exists.queued + exists.leased

@@ -83,6 +83,15 @@ function Run.refuse_first_release()
   call('HSET', RUN, 'layout', '$SCHEMA_VERSIONp')
 end
 
+-- Their rules of environments have no limits.
+function Run.mark_limits(policy)
+  for _, rule in ipairs(policy.environments) do
+    if rule[4] then
+      Run.refuse_first_release()
+    end
+  end
+end
+
 function Run.mark_parts(payload)
   local _, count = Parts.of(payload)
   if count > 0 then

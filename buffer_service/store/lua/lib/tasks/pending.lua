@@ -5,6 +5,7 @@
 -- ctx.pending_named: the named environments, once they were read; pending_left: those that an entry was taken out of.
 
 -- @include picking
+-- @include starts
 
 local Pending = {}
 
@@ -65,16 +66,24 @@ function Pending.rank(source, member, score)
   return -(source.fixed or floor(-score / 2)), score, tonumber(string.sub(member, 1, 15))
 end
 
--- Up to `count` entries that are due, in order of leasing, and what the caller gives to Picking.close; they are the
--- caller's to take out.
+-- Up to `count` entries that are due, in order of leasing, what the caller gives to Picking.close, and the environments
+-- that may not begin as many as they have; the entries are the caller's to take out.
 function Pending.pick(ctx, count)
-  local sources = {}
+  local sources, limited = {}, {}
   for environment in pairs(Pending.names(ctx)) do
-    sources[#sources + 1] = {
+    local source = {
       at = Pending.key_of(environment), environment = environment, rank = Pending.rank,
       -- The priority of all that is in it, nil where each entry has its own.
-      fixed = Picking.priority_of(ctx, environment, nil),
+      fixed = Picking.priority_of(ctx, environment, nil), most = Starts.allowed(ctx, environment),
     }
+    if source.most then
+      source.size = call('ZCARD', source.at)
+      if source.most < source.size then
+        limited[#limited + 1] = environment
+      end
+    end
+    sources[#sources + 1] = source
   end
-  return Picking.pick(ctx, sources, 'lease_stride', count)
+  local members, picking = Picking.pick(ctx, sources, 'lease_stride', count)
+  return members, picking, limited
 end

@@ -1,7 +1,8 @@
 -- Picks members from several sorted sets in one order, and shares the picks out among environments.
 --
 -- A source is {at = key of a sorted set, reversed, skipped (first members that are passed over, nil for none), size
--- (how many members it has, nil when they were not counted), environment, rank = function(source, member, score)}.
+-- (how many members it has, nil when they were not counted), most (how many may be picked, nil for any number),
+-- environment, rank = function(source, member, score)}.
 -- `rank` gives a member's place against those of other sources: up to three numbers, smaller ones first; each sorted
 -- set must already be in that order. Sources are read while nothing is removed from them.
 --
@@ -71,6 +72,12 @@ end
 
 -- Moves a source to its next member; false at its end.
 function Picking.advance(source)
+  if source.most then
+    source.given = (source.given or 0) + 1
+    if source.given > source.most then
+      return false
+    end
+  end
   if source.next > #source.items then
     local command, last = source.reversed and 'ZREVRANGE' or 'ZRANGE', source.read + source.block - 1
     source.items = call(command, source.at, source.read, last, 'WITHSCORES')
@@ -120,6 +127,10 @@ end
 function Picking.first_members(sources, count)
   local source, members = sources[1], {}
   if #sources == 1 then
+    count = math.min(count, source.most or count)
+    if count == 0 then
+      return {}
+    end
     return call(source.reversed and 'ZREVRANGE' or 'ZRANGE', source.at, 0, count - 1)
   end
   local open = Picking.open(sources, math.min(64, floor(count / math.max(1, #sources)) + 2))
@@ -140,6 +151,7 @@ function Picking.lanes_of(ctx, sources, virtual, passes)
     local environment = source.environment
     local lane, share = by_environment[environment], Picking.share_of(ctx, environment)
     local size = share > 0 and (source.size or call('ZCARD', source.at)) or 0
+    size = math.min(size, source.most or size)
     if share == 0 then
       rest[#rest + 1] = source
     elseif lane then
