@@ -12,6 +12,7 @@ from pathlib import Path
 from buffer_wire import limits
 from buffer_wire.connection.access import Access, check_address, stays_here
 from buffer_wire.errors import InvalidField
+from buffer_wire.images.reading import ImageRules
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions, Source, check, is_positive
 from rollout_workers.engine.registry import KINDS, SERVERS, Kind
 from rollout_workers.engine.types import PauseMode, PrefixCache
@@ -172,6 +173,13 @@ class WorkerOptions:
     reports. Needs the package transformers; tasks with token ids need none. Its config.json tells the shape of routed
     experts where the path that an engine reports is another machine's."""
 
+    image_root: Path | None = None
+    """Directory below which tasks may name images by path. Default: they may not."""
+
+    image_hosts: tuple[str, ...] = ()
+    """Hosts, as "host" or "host:port", of which tasks may name images by URL whatever their addresses are. Other hosts
+    must have public addresses only."""
+
     weights_serve: str = ""
     """host:port at which fetched versions are served to other workers of the run, read-only; port 0: any free one.
     Empty (default): none. Without a token (`weights_access`): loopback, or a network that only workers reach."""
@@ -278,6 +286,8 @@ class WorkerOptions:
         check("metrics_listen", self.metrics_listen, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
         check("weights_advertise", self.weights_advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
         check("weights_max_mbps", self.weights_max_mbps, lambda n: 0 <= n <= 1e6, "0 to 1,000,000 Mbit/s")
+        for host in self.image_hosts:
+            check("image_hosts", host, lambda h: bool(_HOST.fullmatch(h)), "host or host:port")
         for mirror in self.weights_mirrors:
             check("weights_mirrors", mirror, is_base_url, "http://host:port or https://host:port")
         check("lease_wait_s", self.lease_wait_s, lambda s: 0 <= s <= 60, "0 to 60 seconds")
@@ -325,6 +335,11 @@ class WorkerOptions:
     def kind(self) -> Kind:
         """Kind of the worker's engines."""
         return KINDS["simulated" if self.simulated is not None else self.engine_kind]
+
+    @property
+    def image_rules(self) -> ImageRules:
+        """Rules of which images may be read."""
+        return ImageRules(root=self.image_root, hosts=frozenset(self.image_hosts))
 
     @property
     def source(self) -> Source:

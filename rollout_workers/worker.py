@@ -29,6 +29,7 @@ from rollout_workers.fleet.metrics import WorkerCollector, metrics_server
 from rollout_workers.fleet.reporter import Reporter, report_all
 from rollout_workers.fleet.router import RouterClient, RouterWatch, first_ready
 from rollout_workers.functions import Rollout, is_coroutine, rollout_of
+from rollout_workers.generation.images import Images
 from rollout_workers.generation.prompts import Prompts
 from rollout_workers.generation.spread import Spread
 from rollout_workers.options import WorkerOptions
@@ -213,6 +214,8 @@ class Worker:
             self._rollout,
             options.surplus_samples,
             spread,
+            # A run's id does not begin with a dot, as this directory beside those of runs does.
+            Images(options.weights_dir / ".images", service.read_blob, options.image_rules),
         )
         # Results have a stream of their own: a full queue, at which training groups wait, must not stop them.
         results = Pusher(service, self.evaluated, writer, bundle_bytes=options.bundle_bytes)

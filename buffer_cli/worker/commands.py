@@ -64,6 +64,11 @@ def worker(
     ] = None,
     reward_threads: Annotated[int | None, typer.Option(help="Threads for rewards that are not coroutines.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer's directory, for chat prompts.")] = None,
+    image_root: Annotated[Path | None, typer.Option(help="Directory below which tasks name images by path.")] = None,
+    image_hosts: Annotated[
+        list[str] | None,
+        typer.Option("--image-host", help="host or host:port of images whose addresses are not public; repeatable."),
+    ] = None,
     engine_urls: Annotated[
         list[str] | None, _engines("--engine", help="http://host:port of a running server; repeatable.")
     ] = None,

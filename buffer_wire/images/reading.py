@@ -119,12 +119,15 @@ def _read_path(location: str, root: Path | None) -> bytes:
     except (OSError, ValueError) as error:
         # Whether there is something outside of the root is nobody's business.
         raise ImageRefused(location, "no readable file below the root of images") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         # Of what was opened, whatever its links lead to by now.
         opened = Path(f"/proc/self/fd/{descriptor}").readlink()
         if not opened.is_relative_to(root.resolve()) or not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ImageRefused(location, "no readable file below the root of images")
-        return file.read(MAX_BLOB_BYTES + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_BLOB_BYTES + 1)
+    finally:
+        os.close(descriptor)
 
 
 def _read_url(location: str, url: SplitResult, rules: ImageRules) -> bytes:

@@ -44,6 +44,8 @@ class ServerOptions:
     """Release that the server is taken for; empty: the one that it says."""
     config_path: Path | None = None
     """Directory with the model's config.json here, where the path that the server names is another machine's."""
+    sees_files: bool = False
+    """True if the server sees this worker's files: then images go by name."""
     reconnect_s: float = 5.0
     """Time after which an engine that refuses connections is reported unavailable."""
 

@@ -85,15 +85,17 @@ class EngineCalls:
             on_end(index)
             self._on_freed()
 
+        rids = {request.rid for request in requests}
         if ROUTED_EXPERTS in self.progress.task.columns:
-            samples = self.progress.samples
-            requests = [replace(one, experts_from=samples[one.sample_index].positions_known) for one in requests]
+            row = self.progress.row
+            requests = [replace(one, experts_from=row(one.sample_index).positions_known) for one in requests]
         if (oldest := self.progress.oldest) is not None:
             label = self.slot.label_of(oldest)
             requests = [replace(one, begun_with=label) for one in requests]
-        rids = {request.rid for request in requests}
         self._rids |= rids
         try:
+            if self.progress.images:
+                requests = [self.progress.with_images(one) for one in requests]
             failed = self._take(await self.slot.generate(requests, deadline_s=left_s, on_end=ended))
             for error in failed.values():
                 self.slot.failed(error, doubted=True)
@@ -105,8 +107,8 @@ class EngineCalls:
                     doubted=isinstance(raised, EngineMalformed),
                 )
             unusable = self._take(raised.partial if isinstance(raised, EngineError) else ())
-            open_now = set(self.progress.unfinished)
-            failed = {i: raised for request in requests if (i := request.sample_index) in open_now} | unusable
+            row = self.progress.row
+            failed = {i: raised for one in requests if row(i := one.sample_index).finish is None} | unusable
         except asyncio.CancelledError:
             cut_off = self.slot.take_cut_off()
             self.progress.received += cut_off
@@ -166,10 +168,10 @@ class EngineCalls:
         """Keep what was generated; returns the samples whose answers cannot be used, with the reasons."""
         failed: dict[int, Exception] = {}
         for new in done:
-            sample, index = self.progress.samples[new.sample_index], new.sample_index
+            sample, index = self.progress.row(new.sample_index), new.sample_index
             self.progress.received += len(new.output_ids) + new.unusable_tokens
             self.progress.cached += new.cached_tokens
-            why = new.fault
+            why = new.fault or self.progress.odd_tokens(new)
             if unusable := new.unusable_tokens + (len(new.output_ids) if why else 0):
                 self.progress.discarded["unusable_answer"] += unusable
             if not why:
@@ -178,7 +180,7 @@ class EngineCalls:
                 except ValueError as error:
                     # What it had cannot be gone on with.
                     self.progress.discarded["version_fell"] += len(new.output_ids)
-                    self.progress.start_anew(index, "version_fell")
+                    self.progress.clear_row(index, "version_fell")
                     why = str(error)
             if not why and sample.finish is not None and len(sample) == sample.noted:
                 sample.finish = None

@@ -11,9 +11,11 @@ from typing import Any, Protocol, TypeAlias, cast
 import numpy as np
 
 from buffer_wire.errors import InvalidField
+from buffer_wire.images.reading import size_of
 from rollout_buffer.v1 import tasks_pb2
-from rollout_workers.engine.types import EngineInfo
+from rollout_workers.engine.types import EngineInfo, PromptImage
 from rollout_workers.errors import PromptRefused
+from rollout_workers.generation.images import expanded
 from rollout_workers.generation.samples import TokenIds
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
@@ -55,6 +57,7 @@ class Prompts:
         self._lock = asyncio.Lock()
         self._tokenizer: Tokenizer | None = None
         self._refusal: PromptRefused | None = None
+        self._processor: Any = None
 
     async def token_ids(self, task: tasks_pb2.Task) -> TokenIds:
         """Token ids of the task's prompt, int32 [p], p >= 1. Raises PromptRefused."""
@@ -63,6 +66,35 @@ class Prompts:
         if not task.messages:
             raise PromptRefused(task.task_id, "it has neither prompt_token_ids nor messages")
         return await self.of_messages(task.task_id, messages_of(task))
+
+    async def with_images(
+        self, task: tasks_pb2.Task, images: Sequence[PromptImage]
+    ) -> tuple[TokenIds, Sequence[PromptImage]]:
+        """Token ids of a prompt with these images, int32 [p], and the images in their places. Raises PromptRefused."""
+        if task.prompt_token_ids or not images:
+            return await self.token_ids(task), images
+        ids, processor = await self.token_ids(task), await self._processor_of(task.task_id)
+
+        def counts() -> list[int]:
+            sizes = [size_of(image.path.read_bytes(), image.location or image.sha256)[::-1] for image in images]
+            counted: list[int] = processor._get_num_multimodal_tokens(image_sizes=sizes).num_image_tokens  # noqa: SLF001 - what engines ask too
+            return counted
+
+        try:
+            return expanded(task.task_id, ids, int(processor.image_token_id), await asyncio.to_thread(counts), images)
+        except (AttributeError, OSError, ValueError) as error:
+            why = f"images in messages need a processor that counts their tokens; submit prompt_token_ids ({error})"
+            raise PromptRefused(task.task_id, why) from error
+
+    async def _processor_of(self, task_id: str) -> Any:  # noqa: ANN401 - a processor of transformers
+        async with self._lock:
+            if self._processor is None:
+                try:
+                    self._processor = await asyncio.to_thread(_load_processor, self._path or "")
+                except (ImportError, OSError, ValueError) as error:
+                    why = f"images in messages need a processor, and none can be loaded from {self._path}: {error}"
+                    raise PromptRefused(task_id, why) from error
+            return self._processor
 
     async def of_messages(self, task_id: str, messages: Conversation) -> TokenIds:
         """Token ids of a conversation with the generation prompt behind it, int32 [p]. Raises PromptRefused."""
@@ -130,9 +162,16 @@ class Prompts:
             return self._tokenizer
 
 
-def messages_of(task: tasks_pb2.Task) -> list[dict[str, str]]:
-    """The task's messages as chat templates take them."""
-    return [{"role": message.role, "content": message.content} for message in task.messages]
+def messages_of(task: tasks_pb2.Task) -> list[dict[str, Any]]:
+    """The task's messages as chat templates take them; of one with images the content is a list of parts."""
+    return [
+        {"role": message.role, "content": [_part(part) for part in message.parts] if message.parts else message.content}
+        for message in task.messages
+    ]
+
+
+def _part(part: tasks_pb2.ContentPart) -> dict[str, str]:
+    return {"type": "image"} if part.HasField("image") else {"type": "text", "text": part.text}
 
 
 def check_prompt(prompt: TokenIds, task: tasks_pb2.Task, info: EngineInfo) -> int:
@@ -148,6 +187,14 @@ def check_prompt(prompt: TokenIds, task: tasks_pb2.Task, info: EngineInfo) -> in
     if not task.sampling.max_new_tokens:
         raise InvalidField("sampling.max_new_tokens", 0, "at least 1")
     return min(task.sampling.max_new_tokens, info.context_length - len(prompt))
+
+
+def _load_processor(path: str) -> Any:  # noqa: ANN401 - as above
+    if find_spec("transformers") is None:
+        raise ImportError("the package transformers is not installed")
+    from transformers import AutoProcessor  # noqa: PLC0415 - as below
+
+    return AutoProcessor.from_pretrained(path, local_files_only=True)
 
 
 def _load_tokenizer(path: str) -> Tokenizer:

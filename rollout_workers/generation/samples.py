@@ -16,7 +16,7 @@ is a turn that the engine has not finished. (Samples of a single turn need none.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -26,10 +26,11 @@ from buffer_wire import layout
 from buffer_wire.engine_columns import ROUTED_EXPERTS
 from buffer_wire.errors import InvalidField
 from buffer_wire.limits import MAX_MESSAGE_BYTES
+from buffer_wire.messages import message_of
 from buffer_wire.validate import check_group
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.engine.token_rows import EngineColumn, PositionRows, joined, none_of
-from rollout_workers.engine.types import FinishReason, GeneratedSample
+from rollout_workers.engine.types import FinishReason, GeneratedSample, PromptImage, SampleRequest
 from rollout_workers.errors import GenerationFailed
 from rollout_workers.generation.columns import columns_of, of_partial
 from rollout_workers.generation.given import (
@@ -180,10 +181,19 @@ class SampleProgress:
 class GroupProgress:
     """The G samples of one lease. `surplus`: so many more begin, and the first G that end make the group."""
 
-    def __init__(self, lease: tasks_pb2.Lease, prompt_ids: TokenIds, *, surplus: int = 0) -> None:
+    def __init__(
+        self,
+        lease: tasks_pb2.Lease,
+        prompt_ids: TokenIds,
+        *,
+        images: Sequence[PromptImage] = (),
+        surplus: int = 0,
+    ) -> None:
         self.lease = lease
         self.task = lease.task
         self.prompt_ids = prompt_ids
+        self.images = tuple(images)
+        """Images of the prompt, which that of every sample begins with."""
         asked = list(lease.task.columns)
         self.samples = [
             SampleProgress(columns={name: none_of(name) for name in asked})
@@ -248,6 +258,19 @@ class GroupProgress:
         own = self.samples[index].prompt_ids
         return self.prompt_ids if own is None else own
 
+    def with_images(self, request: SampleRequest) -> SampleRequest:
+        """A request with the group's images. Raises InvalidField where they are not in its prompt."""
+        end = self.images[-1].start + self.images[-1].tokens
+        if not np.array_equal(request.input_ids[:end], self.prompt_ids[:end]):
+            raise InvalidField("images", f"sample {request.sample_index}", "a prompt that begins as the task's does")
+        return replace(request, images=self.images)
+
+    def odd_tokens(self, new: GeneratedSample) -> str:
+        """Reason why what was generated cannot be gone on with or trained: it holds a placeholder of images."""
+        places = {int(self.prompt_ids[image.start]) for image in self.images}
+        found = places.intersection(new.output_ids.tolist()) if places else ()
+        return f"it holds the placeholder of images {min(found)}, though no image" if found else ""
+
     def take_back(self, index: int, turns: int, reason: str) -> None:
         """Forget a response behind its first `turns` turns; its generated tokens count as discarded for `reason`."""
         if not turns:
@@ -300,6 +323,8 @@ class GroupProgress:
             asked = {name: of_partial(name, group.header, columns) for name in self.task.columns}
         except ValueError as error:
             return str(error)
+        if list(group.header.images) != self._image_references():
+            return "its images are not the task's"
         own_prompts = REWARD_COLUMN in columns
         finished = [wire.finish_reason in _FINISH for wire in wires]
         given_columns = given_of_wire(group.header, columns, finished=finished)
@@ -397,6 +422,9 @@ class GroupProgress:
             *given_to_wire([sample.given for sample in samples], self._lengths),
         ]
 
+    def _image_references(self) -> list[groups_pb2.ImageRef]:
+        return [message_of(groups_pb2.ImageRef, image) for image in self.images]
+
     @property
     def _lengths(self) -> list[int]:
         """Tokens of each sample, prompt and response."""
@@ -430,6 +458,7 @@ class GroupProgress:
             environment=self.task.environment,
             columns=[column for column, _ in columns],
             worker_id=worker_id,
+            images=self._image_references(),
         )
         for sample, prompt, reward in zip(self.samples, prompts, rewards, strict=True):
             _add_sample(header, sample, len(prompt), reward)

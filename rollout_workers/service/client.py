@@ -40,7 +40,7 @@ from rollout_workers.versions import Version
 
 R = TypeVar("R")
 
-OfPayloads: TypeAlias = payloads_pb2.PayloadAccess | payloads_pb2.WritePayloadResponse
+OfPayloads: TypeAlias = payloads_pb2.PayloadAccess | payloads_pb2.WritePayloadResponse | payloads_pb2.ReadBlobResponse
 PushStream = grpc.aio.StreamStreamCall[bytes, groups_pb2.PushGroupsResponse]
 WatchStream = grpc.aio.UnaryStreamCall[weights_pb2.WatchWeightsRequest, weights_pb2.WatchWeightsResponse]
 
@@ -166,6 +166,15 @@ class ServiceClient:
             return self._tasks.LeaseTasks(request, timeout=CALL_TIMEOUT_S + wait_s)
 
         return await self.repeat("lease tasks", attempt, self.timeout_s)
+
+    async def read_blob(self, sha256: str) -> bytes:
+        """A blob of the run. Raises UnknownBlob."""
+
+        def attempt() -> Awaitable[payloads_pb2.ReadBlobResponse]:
+            request = payloads_pb2.ReadBlobRequest(run=self.ref(), sha256=sha256)
+            return payloads_pb2_grpc.PayloadServiceStub(self._bulk).ReadBlob(request, timeout=CALL_TIMEOUT_S)
+
+        return (await self.repeat("read a blob", attempt, self.timeout_s)).data
 
     async def extend(
         self, holder: str, lease_ids: Sequence[str], *, timeout_s: float

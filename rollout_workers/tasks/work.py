@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import enum
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -20,11 +20,13 @@ from buffer_wire.limits import MAX_ERROR_CHARS, MAX_MESSAGE_BYTES
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.counters import Counters, describe
 from rollout_workers.engine.errors import EngineError
-from rollout_workers.errors import WorkerError
+from rollout_workers.engine.types import PromptImage
+from rollout_workers.errors import PromptRefused, WorkerError
 from rollout_workers.functions import Rollout
 from rollout_workers.generation.attempts import Attempts
+from rollout_workers.generation.images import Images, references_of
 from rollout_workers.generation.prompts import Prompts
-from rollout_workers.generation.samples import GroupProgress
+from rollout_workers.generation.samples import GroupProgress, TokenIds
 from rollout_workers.generation.sampling import request_of
 from rollout_workers.generation.spread import Spread
 from rollout_workers.rewards import Scorer
@@ -77,6 +79,8 @@ class Tools:
     """Samples that a group begins beyond its size."""
     spread: Spread | None = None
     """Spread of groups over the worker's engines; None: a group stays where its lease is."""
+    images: Images | None = None
+    """Images of the run; None: tasks with images are refused."""
 
 
 class Work:
@@ -185,8 +189,8 @@ class Work:
     async def _make_and_push(self) -> bool:
         """False when generation was interrupted."""
         tools = self._tools
-        prompt = await tools.prompts.token_ids(self.lease.task)
-        progress = self._progress = self._begin(GroupProgress(self.lease, prompt, surplus=self._surplus))
+        prompt, images = await self._prompt()
+        progress = self._progress = self._begin(GroupProgress(self.lease, prompt, images=images, surplus=self._surplus))
         if not self._engine_can(progress):
             return False
         rewards = await self._make(progress)
@@ -202,12 +206,24 @@ class Work:
             self._settle("pushed")
         return True
 
+    async def _prompt(self) -> tuple[TokenIds, Sequence[PromptImage]]:
+        """Token ids of the prompt, and its images. Raises PromptRefused."""
+        tools, task = self._tools, self.lease.task
+        references = references_of(task)
+        if not references:
+            return await tools.prompts.token_ids(task), ()
+        if tools.images is None:
+            raise PromptRefused(task.task_id, "this worker reads no images")
+        return await tools.prompts.with_images(task, await tools.images.resolve(task.task_id, references))
+
     def _engine_can(self, progress: GroupProgress) -> bool:
         """False when the engine, as it was started, cannot sample as the task asks: others may. Raises InvalidField
         where that is the task's own failure.
         """
         slot, task = self._slot, self.lease.task
         request = request_of(task, 0, progress.prompt_ids, 1, generated=0)
+        if progress.images:
+            request = progress.with_images(request)
         if request.seed is not None and not slot.info.heeds_seeds:
             slot.say_once("seeds of tasks have no effect: start the server with --enable-deterministic-inference")
         try:

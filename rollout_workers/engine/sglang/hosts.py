@@ -1,6 +1,7 @@
 """Hosts of SGLang servers: of servers that run already, and of servers that the worker starts."""
 
 import os
+from dataclasses import replace
 from functools import partial
 
 from buffer_wire.errors import InvalidField
@@ -32,7 +33,7 @@ class LaunchedHost:
 
     def __init__(self, index: int, options: HostOptions, launch: LaunchOptions) -> None:
         self.base_model: str | None = options.base_model or str(launch.model_path.absolute())
-        self._options = server_options(options)
+        self._options = replace(server_options(options), sees_files=True)
         self._launcher = SglangLauncher(
             SglangServerOptions(
                 python=launch.sglang_python,

@@ -26,6 +26,8 @@ def check_sampling(request: SampleRequest, vocab_size: int) -> None:
     if 0 < request.temperature < LEAST_TEMPERATURE:
         limit = f"0, or at least {LEAST_TEMPERATURE}, to which vLLM raises what is less"
         raise InvalidField("temperature", request.temperature, limit)
+    if request.images:
+        raise InvalidField("images", f"{len(request.images)} images", "none: nobody has asked vLLM for them yet")
     for name in request.columns:
         if name != SAMPLING_MASK:
             raise InvalidField("columns", name, f"{SAMPLING_MASK}: nobody has asked a vLLM server for others yet")

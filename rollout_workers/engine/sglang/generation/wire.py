@@ -12,8 +12,8 @@ What SGLang 0.5.23 does, and what follows for this file:
 - A request that is aborted before it runs, or while it is retracted, answers with what had left the scheduler so far.
   That is every 50th token at best, so often nothing; it comes without mask log-probabilities.
 - A prompt with images has one placeholder token for each in `input_ids`, and the images in `image_data`, as names of
-  files or as data URLs. The server expands the placeholders, and keeps the other ids (SGLANG_MM_AVOID_RETOKENIZE). Where
-  it cannot, as for ids that are expanded already, it tokenizes anew with a warning alone: `prompt_tokens` tells.
+  files or as data URLs. The server expands the placeholders, and keeps the other ids (SGLANG_MM_AVOID_RETOKENIZE).
+  Where it cannot, as for ids that are expanded already, it tokenizes anew with a warning alone: `prompt_tokens` tells.
 - Requests of one batch come back in their order; one that is refused takes the whole batch with it.
 """
 
@@ -158,7 +158,6 @@ def generate_body(
     """
     sampling: list[dict[str, Any]] = []
     masks: list[bool] = []
-    more: dict[str, Any] = {}
     for request in requests:
         check_sampling(request, settings)
         top_k = _effective_top_k(request, settings.vocab_size)
@@ -190,16 +189,8 @@ def generate_body(
             parameters["stream_interval"] = max(stream_interval, fewest)
         sampling.append(parameters)
         masks.append(narrowed)
-    if any(ENTROPY in request.columns for request in requests):
-        more["sampling_logprobs_mode"] = ["support" if ENTROPY in r.columns else "selected" for r in requests]
-    if any(tops := [max(map(top_of, request.columns), default=0) for request in requests]):
-        more["top_logprobs_num"] = tops
-    if any(request.images for request in requests):
-        more["image_data"] = [[_image_data(image, settings) for image in request.images] for request in requests]
-    if (start := first_position(requests)) is not None:
-        more |= {"return_routed_experts": True, "routed_experts_start_len": start}
     return {
-        **more,
+        **_more(requests, settings),
         "rid": [request.rid for request in requests],
         "input_ids": [_input_ids(request) for request in requests],
         "sampling_params": sampling,
@@ -208,6 +199,20 @@ def generate_body(
         "extra_key": list(cache_keys),
         "stream": stream_interval is not None,
     }
+
+
+def _more(requests: Sequence[SampleRequest], settings: ServerSettings) -> dict[str, Any]:
+    """What is asked of the batch only where a request of it needs it."""
+    more: dict[str, Any] = {}
+    if any(ENTROPY in request.columns for request in requests):
+        more["sampling_logprobs_mode"] = ["support" if ENTROPY in r.columns else "selected" for r in requests]
+    if any(tops := [max(map(top_of, request.columns), default=0) for request in requests]):
+        more["top_logprobs_num"] = tops
+    if any(request.images for request in requests):
+        more["image_data"] = [[_image_data(image, settings) for image in request.images] for request in requests]
+    if (start := first_position(requests)) is not None:
+        more |= {"return_routed_experts": True, "routed_experts_start_len": start}
+    return more
 
 
 def _placeholders(request: SampleRequest) -> set[int]:
@@ -226,10 +231,14 @@ def _input_ids(request: SampleRequest) -> list[int]:
 
 @lru_cache(maxsize=8)
 def _image_data(image: PromptImage, settings: ServerSettings) -> str:
-    """An image as the server takes it: the name of its file where it sees that, else the bytes. Raises OSError."""
+    """An image as the server takes it: the name of its file where it sees that, else the bytes. Raises InvalidField."""
     if settings.sees_files:
         return f"file://{quote(str(image.path.absolute()))}"
-    return f"data:application/octet-stream;base64,{base64.b64encode(image.path.read_bytes()).decode()}"
+    try:
+        data = image.path.read_bytes()
+    except OSError as error:
+        raise InvalidField("images", image.location or image.sha256, f"one that lies here still: {error}") from error
+    return f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
 
 
 def _effective_top_k(request: SampleRequest, vocab_size: int) -> int:
