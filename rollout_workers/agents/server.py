@@ -35,6 +35,8 @@ MODEL = "policy"
 MAX_BODY_BYTES = 64 << 20
 KEEP_ALIVE_S = 10.0
 """Time without an answer after which a stream begins, and between its signs of life."""
+_NOT_SERVED = {"/v1/responses": "the Responses API", "/v1/completions": "completions without messages"}
+"""Ways to ask for a turn that are refused by name, and fail the sample."""
 _ENDED_S = 1
 _BACKLOG = 1_024
 _STREAM = "text/event-stream"
@@ -100,6 +102,7 @@ class AgentServer:
             Route("/{episode}/v1/chat/completions", self._door(chat, self._generate), methods=["POST"]),
             Route("/{episode}/v1/messages", self._door(messages, self._generate), methods=["POST"]),
             Route("/{episode}/v1/models", self._door(chat, self._models), methods=["GET"]),
+            *(Route(f"/{{episode}}{path}", self._door(chat, self._refuse), methods=["POST"]) for path in _NOT_SERVED),
             Route("/{path:path}", self._unknown, methods=["GET", "POST"]),
         ]
         server = _Server(
@@ -155,6 +158,11 @@ class AgentServer:
     async def _unknown(self, request: Request) -> Response:
         known = "/v1/chat/completions, /v1/messages and /v1/models of an episode's base URL"
         return _refusal(chat, 404, "not_found_error", "unknown", f"{request.url.path} is not served, {known} are")
+
+    async def _refuse(self, dialect: Dialect, request: Request, place: Place, conversation: Conversation) -> Response:
+        path = request.url.path.removeprefix(f"/{place.episode_id}")
+        why = f"not supported: {_NOT_SERVED[path]} ({path}); ask /v1/chat/completions or /v1/messages"
+        return _refused(dialect, conversation.fail(RequestRefused("not_served", why)))
 
     async def _models(self, _: Dialect, __: Request, ___: Place, ____: Conversation) -> Response:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rollout-buffer"}
@@ -229,7 +237,7 @@ def _asked(dialect: Dialect, body: bytes) -> Asked:
 def _said(error: BaseException) -> tuple[int, str, str, str]:
     """Status, kind, code and message of what the agent is told."""
     if isinstance(error, RequestRefused):
-        status = {"too_large": 413, "ended": 503}.get(error.code, 400)
+        status = {"too_large": 413, "ended": 503, "not_served": 404}.get(error.code, 400)
         return status, "api_error" if status == 503 else "invalid_request_error", error.code, str(error)
     if isinstance(error, EpisodeFull):
         return 400, "invalid_request_error", "context_length_exceeded", f"maximum context length: {error}"

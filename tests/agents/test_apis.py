@@ -286,9 +286,19 @@ async def test_nobody_without_the_episodes_own_key_is_let_in(monkeypatch: pytest
         assert await (await scene.build()).run()
         status, _ = await ask(left[0], CHAT, {"messages": [user("?")]})
         assert status == 401
-        status, answer = await ask(left[0], "/v1/responses", {})
+        status, answer = await ask(left[0], "/v1/embeddings", {})
         assert (status, "/v1/chat/completions" in answer["error"]["message"]) == (404, True)
     assert scene.engine.answered == {0: 1, 1: 1}
+
+
+async def test_the_responses_api_is_refused_by_name_and_fails_the_sample() -> None:
+    async def agent(episode: AgentEpisode) -> float:
+        status, answer = await ask(episode, "/v1/responses", {"input": "?"})
+        assert (status, answer["error"]["code"]) == (404, "not_served")
+        return 1.0
+
+    with pytest.raises(SamplesFailed, match=r"the Responses API \(/v1/responses\); ask /v1/chat/completions"):
+        await AgentScene(agent).run()
 
 
 async def test_bodies_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
