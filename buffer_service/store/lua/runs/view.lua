@@ -14,8 +14,8 @@
 --         staleness and reloads: packed counts (Totals), '' for none; waited: packed
 --         (MicroBatches.awaited), '' for none; relaying {client, packed {ms, why}, ...};
 --         weights_from {engine, text, ...}; engine_samples {engine, packed ENGINE_SAMPLES, ...};
---         decision: packed (commands/steering.py), '' for none; stages as Stages.states; work {environment, {starts, failed_attempts, failed_tasks,
---         failed_samples, ms until its next start}, ...}
+--         decision: packed (commands/steering.py), '' for none; stages as Stages.states;
+--         work {environment, {starts, failed_attempts, failed_tasks, failed_samples, ms until its next start}, ...}
 -- Complexity O(queued + steps that are not committed + environments); above 2,000 queued groups their sizes come from
 -- the ledger
 
@@ -61,8 +61,8 @@ local forming = state.micro_batches > 0 and sum_steps(state.next_step, state.nex
 -- By environment its counts, and how long its limit keeps it from the next start.
 local work = call('HGETALL', key('env_work'))
 for index = 1, #work, 2 do
-  local counts = Starts.of(ctx, work[index])
-  work[index + 1] = {counts[1], counts[2], counts[3], counts[4], Starts.wait_ms(ctx, work[index])}
+  local counts = Ledger.work_of(ctx, work[index])
+  work[index + 1] = {counts[1], counts[2], counts[3], counts[4], Pending.wait_ms(ctx, work[index])}
 end
 return reply('view', ctx.stated, state, ledger, queued, forming, delivered, Pending.count(ctx),
   call('ZCARD', key('leases')), call('HGETALL', key('env_ledger')), call('HVALS', key('engines')),

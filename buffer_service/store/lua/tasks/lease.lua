@@ -5,7 +5,7 @@
 -- ARGV[1] {seen_revision, worker_id, instance_id, request_id, engine_id, loaded_term, loaded_version, max_tasks,
 --         message_bytes, sink ('queue' | 'evaluations'), would_load (1 or 0)}; message_bytes: what one reply can carry
 -- Replies {'leased', revision, wait ('' for none), required_version, ttl_ms, term, version, grants, wanted,
---         limited_environment, limited_for_ms (Starts.first_of where the wait is 'rate_limited')}; a grant
+--         limited_environment, limited_for_ms (Pending.first_of where the wait is 'rate_limited')}; a grant
 --         is {task_id, incarnation, attempt, spec, payload key of the partial rollout ('' for none), name, pinned};
 --         name: the id that the trainer gave the task; pinned is {} or {term, version}, wanted {} or {term, version,
 --         manifest ('' for none)}
@@ -53,7 +53,7 @@ local function save_worker(granted)
 end
 
 local function answer(wait, required, grants, wanted, limited)
-  local environment, for_ms = Starts.first_of(ctx, limited or {})
+  local environment, for_ms = Pending.first_of(ctx, limited or {})
   return reply('leased', Run.close(ctx), wait, required, policy.lease_ttl_ms, state.term, state.version, grants,
     wanted or {}, environment, for_ms)
 end
@@ -131,7 +131,7 @@ local function lease(task_id, task)
   call('ZADD', Tasks.leases_of(task), format('%d', ctx.now + policy.lease_ttl_ms), member)
   call('SADD', held, member)
   if not task.evaluation then
-    Starts.take(ctx, task.environment)
+    Pending.take(ctx, task.environment)
     if Tasks.heads_are_awaited(ctx) then
       call('ZADD', key('lease_heads'), format('%d', task.lease_head), member)
     end

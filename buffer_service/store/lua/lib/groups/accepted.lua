@@ -5,7 +5,6 @@
 
 -- @include ledger
 -- @include record
--- @include starts
 -- @include totals
 -- @include totals_of
 
@@ -28,7 +27,7 @@ function Accepted.add(ctx, group, task, attempt)
   end
   response_tokens[environment] = (response_tokens[environment] or 0) + tokens
   if group[P_FAILED_SAMPLES] > 0 then
-    Starts.count(ctx, environment, 4, group[P_FAILED_SAMPLES])
+    Ledger.count_work(ctx, environment, 4, group[P_FAILED_SAMPLES])
   end
   for index = 1, #buckets, 2 do
     by_length[buckets[index]] = (by_length[buckets[index]] or 0) + buckets[index + 1]

@@ -84,6 +84,41 @@ function Ledger.environment_totals(ctx, environment)
   return amounts.totals
 end
 
+-- Work on the queue's tasks of an environment, of hash `env_work`: {starts, failed_attempts, failed_tasks,
+-- failed_samples, debt, at}; the last two are a limit's (Pending). Of those that this call has read: ctx.work; that it
+-- has changed: ctx.worked.
+function Ledger.work_of(ctx, environment)
+  ctx.work = ctx.work or {}
+  local work = ctx.work[environment]
+  if not work then
+    local raw = call('HGET', key('env_work'), environment)
+    work = raw and unpack_msg(raw) or {0, 0, 0, 0, 0, 0}
+    ctx.work[environment] = work
+  end
+  return work
+end
+
+function Ledger.write_work(ctx)
+  local written = {}
+  for environment in pairs(ctx.worked) do
+    written[#written + 1] = environment
+    written[#written + 1] = pack(ctx.work[environment])
+  end
+  call('HSET', key('env_work'), unpack(written))
+end
+
+-- Adds to one of the counts, 1 to 4; returns the work.
+function Ledger.count_work(ctx, environment, place, by)
+  if not ctx.worked then
+    ctx.worked = {}
+    ctx.before_close[#ctx.before_close + 1] = Ledger.write_work
+  end
+  ctx.worked[environment] = true
+  local work = Ledger.work_of(ctx, environment)
+  work[place] = work[place] + by
+  return work
+end
+
 function Ledger.quotas_set(ctx)
   local policy = ctx.policy
   return policy.quota_groups + policy.quota_tokens + policy.quota_bytes > 0

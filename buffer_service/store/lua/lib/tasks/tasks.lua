@@ -263,7 +263,7 @@ function Tasks.fail_attempt(ctx, task_id, task, why)
   task.failures = task.failures + 1
   task.error = string.sub(why, 1, 2000)
   if not task.evaluation then
-    Starts.count(ctx, task.environment, 2, 1)
+    Ledger.count_work(ctx, task.environment, 2, 1)
   end
   if task.failures < (task.evaluation and MAX_EVAL_ATTEMPTS or policy.max_attempts) then
     Tasks.reopen(ctx, task_id, task, ctx.now + policy.retry_backoff_ms * 2 ^ math.min(task.failures - 1, 6))
@@ -273,7 +273,7 @@ function Tasks.fail_attempt(ctx, task_id, task, why)
   if task.evaluation then
     return true
   end
-  Starts.count(ctx, task.environment, 3, 1)
+  Ledger.count_work(ctx, task.environment, 3, 1)
   Tasks.bury(ctx, task_id)
   Run.record(ctx, 'failed', {ctx.now, format('%s/%d', task_id, task.incarnation), task.error})
   call('LPUSH', key('failures'), pack({task_id, task.attempt, task.error, ctx.now}))
