@@ -41,8 +41,16 @@ if TYPE_CHECKING:
     from trainer_client.publish.ranks import PublishFailed
     from trainer_client.session.plan import SessionOptions
     from trainer_client.session.session import TrainerSession
-    from trainer_client.state import Ledger, Published, Resumed, RunState, Submitted, TrainerTime, WeightVersion
-    from trainer_client.tasks import SamplingParams, Task
+    from trainer_client.state import (
+        Ledger,
+        Published,
+        Resumed,
+        RunState,
+        Submitted,
+        TrainerTime,
+        WeightVersion,
+    )
+    from trainer_client.tasks import ImageRef, SamplingParams, Task
     from trainer_client.waiting import Waiting
 
 __all__ = [
@@ -61,6 +69,7 @@ __all__ = [
     "EvaluationState",
     "FilesManifest",
     "Group",
+    "ImageRef",
     "Ledger",
     "Policy",
     "ProgressBar",
@@ -116,8 +125,16 @@ _HOMES = {
     "trainer_client.client.requests": ("Submission",),
     "trainer_client.session.session": ("TrainerSession",),
     "trainer_client.session.plan": ("SessionOptions",),
-    "trainer_client.state": ("Ledger", "Published", "Resumed", "RunState", "Submitted", "TrainerTime", "WeightVersion"),
-    "trainer_client.tasks": ("SamplingParams", "Task"),
+    "trainer_client.state": (
+        "Ledger",
+        "Published",
+        "Resumed",
+        "RunState",
+        "Submitted",
+        "TrainerTime",
+        "WeightVersion",
+    ),
+    "trainer_client.tasks": ("ImageRef", "SamplingParams", "Task"),
     "trainer_client.waiting": ("Waiting",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -21,9 +21,11 @@ from buffer_wire import layout
 from buffer_wire.codec import Buffer, Delivered, split_group
 from buffer_wire.enums import words
 from buffer_wire.errors import InvalidField
+from buffer_wire.messages import value_of
 from buffer_wire.validate import has_rows, is_trainable
 from rollout_buffer.v1 import groups_pb2 as pb
 from trainer_client.state import WeightVersion
+from trainer_client.tasks import ImageRef
 
 REWARDS = "rewards"
 """Name of the stage that writes rewards."""
@@ -247,6 +249,11 @@ class Group:
     def staleness(self) -> int:
         """Staleness in versions: train_version − head_version, at least 0."""
         return max(0, self.train_version - self.head_version)
+
+    @cached_property
+    def images(self) -> "tuple[ImageRef, ...]":
+        """Images of the prompt that every sample begins with, each with the SHA-256 of what the engine saw."""
+        return tuple(value_of(ImageRef, image) for image in self.header.images)
 
     @cached_property
     def metadata(self) -> Mapping[str, object]:

@@ -7,9 +7,12 @@ not fit into a message at all are refused here.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from buffer_wire.errors import InvalidField
+from buffer_wire.messages import message_of
+from rollout_buffer.v1 import groups_pb2
 from rollout_buffer.v1 import tasks_pb2 as pb
 from trainer_client.field_names import NamedFields
 
@@ -52,6 +55,31 @@ class SamplingParams(NamedFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRef(NamedFields):
+    """Reference to an image of a prompt, which all samples of a group share, and any number of tasks."""
+
+    sha256: str = ""
+    """SHA-256 of the encoded image, 64 digits of lower-case hex; "" beside a `location`: the worker finds it out."""
+    location: str = ""
+    """URL (http or https), or path below the workers' --image-root, at most 2,048 characters; "": a blob of the run."""
+    start: int = 0
+    """First of its placeholder tokens in the prompt; 0 in messages."""
+    tokens: int = 0
+    """Number of its placeholder tokens in the prompt, as the model's processor expands them; 0 in messages."""
+    data: bytes = field(default=b"", repr=False, compare=False)
+    """Encoded image, at most 8 MiB, which a client writes as a blob of the run before the first task that names it."""
+
+    @classmethod
+    def of(cls, data: bytes, *, start: int = 0, tokens: int = 0) -> "ImageRef":
+        """Refer to an encoded image as a blob of the run."""
+        return cls(sha256=sha256(data).hexdigest(), start=start, tokens=tokens, data=data)
+
+    def to_wire(self) -> groups_pb2.ImageRef:
+        """Convert to the wire's ImageRef."""
+        return message_of(groups_pb2.ImageRef, self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task(NamedFields):
     """Task: one prompt, given as either `prompt_token_ids` or `messages`."""
 
@@ -60,8 +88,11 @@ class Task(NamedFields):
     sampling: SamplingParams
     prompt_token_ids: TokenIds = ()
     """Token ids of the prompt, int [T], at most 1,048,576."""
-    messages: Sequence[Mapping[str, str]] = ()
-    """Chat messages, each with "role" and "content"; the worker applies the engine's chat template."""
+    messages: "Sequence[Mapping[str, Any]]" = ()
+    """Chat messages, each with "role" and "content"; the worker applies the engine's chat template. A content is text,
+    or parts as {"type": "text", "text": "..."} and {"type": "image", "image": ImageRef(...)}."""
+    images: Sequence[ImageRef] = ()
+    """Images of prompt_token_ids, at most 64, in order; those of messages are in their parts."""
     task_id: str = ""
     """Id of the task, 1 to 128 characters of [A-Za-z0-9._:-]; empty: the run supplies one."""
     environment: str = ""
@@ -89,7 +120,8 @@ class Task(NamedFields):
         return pb.Task(
             task_id=self.task_id,
             prompt_token_ids=ids.tolist() if hasattr(ids, "tolist") else ids,
-            messages=[pb.ChatMessage(role=m["role"], content=m["content"]) for m in self.messages],
+            messages=[_message(m) for m in self.messages],
+            images=[image.to_wire() for image in self.images],
             group_size=self.group_size,
             sampling=self.sampling.to_wire(),
             environment=self.environment,
@@ -98,6 +130,29 @@ class Task(NamedFields):
             metadata_json=_json(self.metadata),
             columns=self.columns,
         )
+
+
+def _message(message: Mapping[str, Any]) -> pb.ChatMessage:
+    content = message["content"]
+    if isinstance(content, str):
+        return pb.ChatMessage(role=message["role"], content=content)
+    return pb.ChatMessage(role=message["role"], parts=[_part(part) for part in content])
+
+
+def _part(part: Mapping[str, Any]) -> pb.ContentPart:
+    if part["type"] == "text":
+        return pb.ContentPart(text=part["text"])
+    if part["type"] != "image" or not isinstance(part["image"], ImageRef):
+        raise TypeError(f"a part of type {part['type']!r}; it must be text, or an image with an ImageRef")
+    return pb.ContentPart(image=part["image"].to_wire())
+
+
+def blobs_of(tasks: Sequence[Task]) -> dict[str, bytes]:
+    """Return the images that come with tasks, by their SHA-256."""
+    images = [image for task in tasks for image in task.images]
+    for message in (message for task in tasks for message in task.messages if not isinstance(message["content"], str)):
+        images += [part["image"] for part in message["content"] if part["type"] == "image"]
+    return {image.sha256: image.data for image in images if image.data}
 
 
 def _json(metadata: Mapping[str, object]) -> str:

@@ -71,6 +71,8 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         """Source of the token that calls carry."""
         self._control = connector.asyncio()
         self._bulk = connector.asyncio()
+        self._made: set[str] = set()
+        """Names of calls that were to be made once before others."""
         self._readers: dict[tuple[str, int], AsyncPayloadReader] = {}
 
     async def close(self) -> None:
@@ -89,6 +91,10 @@ class AsyncBufferClient(AsyncEvaluationCalls):
 
     async def _call(self, call: Call[ReplyT, T]) -> T:
         self._holder.check()
+        for name, first in call.before:
+            if name not in self._made:
+                await self._call(first)
+                self._made.add(name)
         rpc = self._control.unary_unary(
             call.method, request_serializer=serialize, response_deserializer=call.reply.FromString
         )
@@ -123,6 +129,8 @@ class AsyncBufferClient(AsyncEvaluationCalls):
     continue_run = operation(requests.continue_run)
     delete_run = operation(requests.delete_run)
     submit_tasks = operation(requests.submit_tasks)
+    write_blob = operation(requests.write_blob)
+    read_blob = operation(requests.read_blob)
     commit = operation(requests.commit)
     checkpoint = operation(requests.checkpoint)
     resume = operation(requests.resume)

@@ -4,9 +4,9 @@ Invariant: a call can be repeated as it is; only the seen revision is filled in 
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, get_args
+from typing import Any, Generic, TypeAlias, TypeVar, get_args
 
 from google.protobuf.message import Message
 
@@ -16,6 +16,7 @@ from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import common_pb2, payloads_pb2, runs_pb2
 from trainer_client.waiting import OnWait
 
+_OfPayloads: TypeAlias = payloads_pb2.PayloadAccess | payloads_pb2.ReadBlobResponse
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
 
@@ -36,6 +37,8 @@ class Call(Generic[ReplyT, T]):
     """Longest time, in seconds, over which the call is repeated; None: the client's option."""
     on_wait: OnWait | None = None
     """Callback for every try that failed and is repeated."""
+    before: "Sequence[tuple[str, Call[Any, Any]]]" = ()
+    """Calls to carry out before it, each once by its name in the life of a client."""
     gone: type[RolloutBufferError] | None = None
     """Error that a repeat meets when the first try took effect but its answer was lost; None: no such error."""
 
@@ -68,7 +71,7 @@ def note(revisions: Revisions, run_id: str, reply: Message) -> None:
         return
     if isinstance(reply, runs_pb2.CreateRunResponse) and reply.created:
         revisions.forget(run_id)
-    if isinstance(reply, runs_pb2.CreateRunResponse | runs_pb2.GetRunResponse | payloads_pb2.PayloadAccess):
-        # A view acknowledges nothing: under wait_replicas it shows what no replica may have yet. Access has none.
+    if isinstance(reply, runs_pb2.CreateRunResponse | runs_pb2.GetRunResponse | _OfPayloads):
+        # A view acknowledges nothing: under wait_replicas it shows what no replica may have yet. Others have none.
         return
     revisions.note(run_id, Revision.of(reply))  # type: ignore[arg-type]

@@ -63,6 +63,8 @@ class ServiceClient(EvaluationCalls):
         self.target = target
         self.options = options or ClientOptions()
         self._connections = Connections(target, self.options)
+        self._made: set[str] = set()
+        """Names of calls that were to be made once before others."""
 
     @property
     def revisions(self) -> Revisions:
@@ -93,6 +95,10 @@ class ServiceClient(EvaluationCalls):
         self.close()
 
     def _call(self, call: Call[ReplyT, T]) -> T:
+        for name, first in call.before:
+            if name not in self._made:
+                self._call(first)
+                self._made.add(name)
         rpc = self._control.unary_unary(
             call.method, request_serializer=serialize, response_deserializer=call.reply.FromString
         )
@@ -132,6 +138,8 @@ class ServiceClient(EvaluationCalls):
     continue_run = operation(requests.continue_run)
     delete_run = operation(requests.delete_run)
     submit_tasks = operation(requests.submit_tasks)
+    write_blob = operation(requests.write_blob)
+    read_blob = operation(requests.read_blob)
     commit = operation(requests.commit)
     checkpoint = operation(requests.checkpoint)
     resume = operation(requests.resume)

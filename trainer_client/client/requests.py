@@ -10,7 +10,8 @@ seen revision is filled in anew.
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
@@ -22,7 +23,7 @@ from trainer_client.client import replies
 from trainer_client.client.call import Call
 from trainer_client.policy import Policy
 from trainer_client.state import Published, Resumed, RunState, Submitted, TrainerTime
-from trainer_client.tasks import Task, tasks_to_wire
+from trainer_client.tasks import Task, blobs_of, tasks_to_wire
 from trainer_client.waiting import OnWait
 
 if TYPE_CHECKING:
@@ -182,7 +183,41 @@ def submit_tasks(
         lambda reply: Submitted(reply.cursor, tuple(reply.task_ids), reply.pending_tasks),
         timeout_s,
         on_wait,
+        blobs_before(run_id, submission.term, submission.tasks),
     )
+
+
+def write_blob(run_id: str, data: bytes) -> Call[payloads_pb2.WriteBlobResponse, str]:
+    """Keep bytes, as an encoded image, as a blob of the run, 1 byte to 8 MiB; returns their SHA-256 in hex.
+
+    Raises BlobsFull, InvalidField.
+    """
+    digest = sha256(data).hexdigest()
+    return Call(
+        "/rollout_buffer.v1.PayloadService/WriteBlob",
+        run_id,
+        f"writing blob {digest[:12]} of {len(data)} bytes",
+        lambda ref: payloads_pb2.WriteBlobRequest(run=ref, sha256=digest, data=data),
+        payloads_pb2.WriteBlobResponse,
+        lambda _: digest,
+    )
+
+
+def read_blob(run_id: str, digest: str) -> Call[payloads_pb2.ReadBlobResponse, bytes]:
+    """Read a blob of the run by its SHA-256. Raises UnknownBlob."""
+    return Call(
+        "/rollout_buffer.v1.PayloadService/ReadBlob",
+        run_id,
+        f"reading blob {digest[:12]}",
+        lambda ref: payloads_pb2.ReadBlobRequest(run=ref, sha256=digest),
+        payloads_pb2.ReadBlobResponse,
+        lambda reply: reply.data,
+    )
+
+
+def blobs_before(run_id: str, term: int, tasks: Sequence[Task]) -> "list[tuple[str, Call[Any, Any]]]":
+    """Build the calls that write the images that come with tasks, once in a term."""
+    return [(f"{run_id} {term} {digest}", write_blob(run_id, data)) for digest, data in blobs_of(tasks).items()]
 
 
 def publish(

@@ -16,6 +16,7 @@ from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import common_pb2
 from rollout_buffer.v1 import evaluations_pb2 as pb
 from trainer_client.client.call import Call
+from trainer_client.client.requests import blobs_before
 from trainer_client.forks import CALLS
 from trainer_client.state import WeightVersion
 from trainer_client.tasks import Task, tasks_to_wire
@@ -117,6 +118,7 @@ def submit(
         build,
         pb.SubmitEvaluationResponse,
         lambda reply: state_of(reply.evaluation),
+        before=blobs_before(run_id, term, tasks),
     )
 
 
