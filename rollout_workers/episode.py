@@ -12,12 +12,14 @@
 Invariants: tokens that were generated are never tokenized again, so that what is trained on is what was drawn; between
 two turns of the model only the environment's tokens are added, with mask 0; interruptions of the engine (pauses, lost
 connections) happen inside `generate` and are not seen; after the worker was told to stop, `generate` does not return,
-and the function is cancelled: it must not swallow CancelledError.
+and the function is cancelled: it must not swallow CancelledError. When it has ended, nothing is generated for it.
+
+A sample may have further rows (`row`), each a context of its own: one that goes on where another was compacted, one for
+each sub-agent, one for each side of a game.
 """
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +32,9 @@ from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.types import FinishReason
 from rollout_workers.errors import EpisodeFull, PromptRefused
 from rollout_workers.generation.engine_calls import EMPTY_CALLS, EngineCalls
-from rollout_workers.generation.given import both, check_name, returned
+from rollout_workers.generation.given import Columns, both, check_name, returned
 from rollout_workers.generation.prompts import Conversation, Prompts, Tokenizer, messages_of
+from rollout_workers.generation.rows import Rows
 from rollout_workers.generation.samples import SampleProgress, TokenIds, TurnNote
 from rollout_workers.generation.sampling import request_of
 
@@ -57,13 +60,33 @@ class Turn:
 
 
 class Episode:
-    """Sample of a group that a rollout function makes. For use by one function, one call at a time."""
+    """Sample of a group that a rollout function makes, or a further row of it. For use by one function, one call at a
+    time; rows may be made side by side.
+    """
 
     def __init__(
-        self, index: int, calls: EngineCalls, prompts: Prompts, tokenizer: Tokenizer | PromptRefused, *, deadline: float
+        self,
+        index: int,
+        calls: EngineCalls,
+        prompts: Prompts,
+        tokenizer: Tokenizer | PromptRefused,
+        *,
+        deadline: float,
+        rows: Rows | None = None,
     ) -> None:
         self.sample_index = index
         """Place of the sample in its group, from 0."""
+        self.trainable = True
+        """False: the trainer must not train on this row."""
+        self.policy = ""
+        """Name of the policy or role that writes this row, where the task has several."""
+        self.reward: float | None = None
+        """Reward of this row, where it is not what the function returns for the sample."""
+        self.rows = Rows() if rows is None else rows
+        """All rows of the sample."""
+        self._index = calls.progress.begin_row(index, len(self.rows.all))
+        """Index of the row in its group; see samples.ROW_STRIDE."""
+        self.rows.all.append(self)
         self._calls = calls
         self._prompts = prompts
         self._tokenizer = tokenizer
@@ -71,14 +94,12 @@ class Episode:
         """Deadline on the monotonic clock."""
         self._before: Conversation | None = None
         self._pending: list[dict[str, Any]] = []
-        self._busy = False
+        self._generating: asyncio.Task[object] | None = None
         self._finish: Literal["stop", "length"] | None = None
         self._columns: dict[str, object] = {}
-        self.failure: Exception | None = None
-        """Error that ended the sample, whatever the function makes of it."""
         self.full: EpisodeFull | None = None
         """Error of what did not fit; None while everything did."""
-        self.resumed = bool(len(self._sample))
+        self.resumed = bool(len(self.progress))
         """True when an interrupted attempt has left turns, or part of one: `generate` goes on with it."""
 
     # ── the task ─────────────────────────────────────────────────────────────
@@ -101,8 +122,8 @@ class Episode:
 
     @property
     def prompt_ids(self) -> TokenIds:
-        """Prompt of the sample, int32 [p]."""
-        return self._calls.progress.prompt_of(self.sample_index)
+        """Prompt of the row, int32 [p]."""
+        return self._calls.progress.prompt_of(self._index)
 
     @property
     def engine(self) -> str:
@@ -128,13 +149,13 @@ class Episode:
         """The complete turns so far; those of an interrupted attempt are there at the start if the function is
         resumable. Messages whose text was appended since the last `generate` are not among them yet.
         """
-        return tuple(self._turn(note) for note in self._sample.turns)
+        return tuple(self._turn(note) for note in self.progress.turns)
 
     @property
     def room(self) -> int:
         """Tokens that still fit, the environment's and the model's together."""
         info = self._calls.slot.info
-        return max(info.context_length - len(self.prompt_ids) - len(self._sample), 0)
+        return max(info.context_length - len(self.prompt_ids) - len(self.progress), 0)
 
     # ── acting ───────────────────────────────────────────────────────────────
 
@@ -158,20 +179,20 @@ class Episode:
             raise InvalidField("max_new_tokens", max_new_tokens, "at least 1")
         if not 0 <= min_new_tokens <= (most := max_new_tokens or self.task.sampling.max_new_tokens):
             raise InvalidField("min_new_tokens", min_new_tokens, f"0 to {most}")
-        self._busy = True
+        self._generating = asyncio.current_task()
         try:
             await self._say_pending()
             finish = await self._write(most, min_new_tokens, stop, stop_token_ids)
         finally:
-            self._busy = False
-        return self._turn(self._sample.note_turn("assistant", finish))
+            self._generating = None
+        return self._turn(self.progress.note_turn("assistant", finish))
 
     def append(self, role: str, *, text: str | None = None, ids: Sequence[int] | TokenIds | None = None) -> None:
         """Add what the environment says. With `text` it is a message, which the model's chat template writes when the
         next turn begins; with `ids` exactly these tokens. Raises EpisodeFull when they do not fit.
         """
         self._check_open("append")
-        sample = self._sample
+        sample = self.progress
         if not sample.turns or len(sample) > sample.noted:
             raise RuntimeError(
                 "the model's turn is not complete: call generate() first"
@@ -194,7 +215,7 @@ class Episode:
         PromptRefused, InvalidField.
         """
         self._check_open("set_prompt")
-        if len(self._sample):
+        if len(self.progress):
             raise RuntimeError("the model has written already: the prompt cannot be changed")
         if (messages is None) == (ids is None):
             raise TypeError("set_prompt takes either messages or ids=")
@@ -206,18 +227,33 @@ class Episode:
         longest = min(info.max_input_tokens, info.context_length - 1)
         if not 1 <= len(prompt) <= longest:
             raise InvalidField("prompt", f"{len(prompt)} tokens", f"1 to {longest} for this engine")
-        self._sample.prompt_ids = prompt
+        self.progress.prompt_ids = prompt
 
     def take_back(self, turns: int, reason: str = "taken_back") -> None:
         """Forget everything behind the first `turns` turns, the last of them the model's; with 0 the prompt may be set
         anew. Its tokens count as discarded for `reason`. Raises InvalidField.
         """
         self._check_open("take_back")
-        kept = self._sample.turns[:turns]
+        kept = self.progress.turns[:turns]
         if len(kept) != turns or (kept and kept[-1].role != "assistant"):
             raise InvalidField("turns", turns, "0, or the number of a turn of the model")
         self._pending = []
-        self._calls.progress.take_back(self.sample_index, turns, reason)
+        self._calls.progress.take_back(self._index, turns, reason)
+
+    def row(self, *, trainable: bool = True, policy: str = "") -> "Episode":
+        """Begin a further row of the sample: a context of its own, with the task's prompt until `set_prompt`.
+
+        It is generated, appended to and finished as the sample itself is. In an attempt that is resumed rows come back
+        with their turns, in the order in which they were begun. Rows without a turn are left out. Raises InvalidField
+        for more rows than a group can have.
+        """
+        if self.rows.failure is not None:
+            raise self.rows.failure
+        made = Episode(
+            self.sample_index, self._calls, self._prompts, self._tokenizer, deadline=self._deadline, rows=self.rows
+        )
+        made.trainable, made.policy = trainable, policy
+        return made
 
     def finish(self, reason: Literal["stop", "length"] = "stop") -> None:
         """Finish the sample: nothing can be added to it any more.
@@ -227,7 +263,7 @@ class Episode:
         self._check_open("finish")
         if reason not in {"stop", "length"}:
             raise InvalidField("reason", reason, "stop or length")
-        if not self._sample.turns:
+        if not self.progress.turns:
             raise RuntimeError("there is nothing to finish: call generate() first")
         self._finish = reason
 
@@ -238,46 +274,45 @@ class Episode:
         check_name(name)
         self._columns[name] = values
 
-    def conclude(self, result: object) -> str:
-        """Take what the function returned; returns what is wrong with it, or nothing. For the runner."""
-        sample = self._sample
-        if self.full is not None and self._finish is None and sample.turns:
+    # ── for the runner ───────────────────────────────────────────────────────
+
+    @property
+    def progress(self) -> SampleProgress:
+        """Progress of the row so far."""
+        return self._calls.progress.row(self._index)
+
+    @property
+    def generating(self) -> "asyncio.Task[object] | None":
+        """Task that lets the model write, while one does."""
+        return self._generating
+
+    def end(self, *, cut: bool) -> str:
+        """Fault of the row now that the function has returned, or nothing. `cut`: nothing more fitted."""
+        written = bool(self.progress.turns)
+        if cut and self._finish is None and written:
             self._finish = "length"
-        if not sample.turns:
+        if not written:
             return str(self.full) if self.full else "it returned without having called episode.generate()"
-        if self._finish is None:
-            return "it returned without having called episode.finish()"
-        try:
-            reward = self._take_columns(result)
-        except InvalidField as error:
-            return str(error)
-        if reward is not None:
-            try:
-                number = float(reward)  # type: ignore[arg-type]
-            except (TypeError, ValueError):
-                number = math.nan
-            if not math.isfinite(number):
-                return f"it returned {reward!r}, neither a finite number nor None"
-            sample.reward = number
-        sample.finish = self._finish
-        return ""
+        return "it returned without having called episode.finish()" if self._finish is None else ""
+
+    def keep(self, result: object, shared: Columns) -> object:
+        """Keep the row's columns, and those of `shared` that it lacks; returns its reward. Raises InvalidField."""
+        lengths = {"prompt": len(self.prompt_ids), "response": len(self.progress)}
+        given = returned(result, **lengths)
+        own = returned(self._columns, **lengths).columns
+        self._calls.progress.give(self._index, {**shared, **both(given.columns, own)})
+        return given.reward
+
+    def settle(self) -> None:
+        """Make the row what it is for the trainer."""
+        row = self.progress
+        row.reward = None if self.reward is None else float(self.reward)
+        row.trainable, row.policy, row.finish = self.trainable, self.policy, self._finish
 
     # ── inside ───────────────────────────────────────────────────────────────
 
-    def _take_columns(self, result: object) -> object:
-        """Keep the sample's columns; returns its reward. Raises InvalidField."""
-        lengths = {"prompt": len(self.prompt_ids), "response": len(self._sample)}
-        given = returned(result, **lengths)
-        own = returned(self._columns, **lengths).columns
-        self._calls.progress.give(self.sample_index, both(given.columns, own))
-        return given.reward
-
-    @property
-    def _sample(self) -> SampleProgress:
-        return self._calls.progress.samples[self.sample_index]
-
     def _turn(self, note: TurnNote) -> Turn:
-        sample = self._sample
+        sample = self.progress
         ids, logprobs = sample.output_ids[note.start : note.end], sample.logprobs[note.start : note.end]
         return Turn(note.role, ids, note.finish, logprobs, self._decoded)
 
@@ -285,11 +320,11 @@ class Episode:
         return self.tokenizer.decode(ids.tolist(), skip_special_tokens=True)
 
     def _check_open(self, doing: str) -> None:
-        if self.failure is not None:
-            raise self.failure
+        if self.rows.failure is not None:
+            raise self.rows.failure
         if self._finish is not None:
             raise RuntimeError(f"{doing}() after finish()")
-        if self._busy:
+        if self._generating is not None:
             raise RuntimeError(f"{doing}() while generate() is under way")
 
     def _checked(self, ids: TokenIds) -> TokenIds:
@@ -304,15 +339,15 @@ class Episode:
         if len(ids) > self.room:
             self._raise_full(f"{len(ids)} tokens of the environment where {self.room} fit into the context")
         if len(ids):
-            self._sample.interject(ids)
-            self._sample.note_turn(role)
+            self.progress.interject(ids)
+            self.progress.note_turn(role)
 
     async def _say_pending(self) -> None:
         """Write the messages that wait, and the generation prompt, as the chat template has them."""
         if not self._pending:
             return
         before = self._before or messages_of(self.task) or [{"role": "user", "content": "."}]
-        last_id = int(self._sample.output_ids[-1])
+        last_id = int(self.progress.output_ids[-1])
         ids = await self._prompts.next_messages(
             self.task.task_id, before, self._pending, last_id=last_id, prompt_next=True
         )
@@ -322,7 +357,7 @@ class Episode:
 
     async def _write(self, most: int, fewest: int, stop: Sequence[str], stop_token_ids: Sequence[int]) -> FinishReason:
         """Generate until the turn is complete."""
-        calls, sample, index = self._calls, self._sample, self.sample_index
+        calls, sample, index = self._calls, self.progress, self._index
         empty_calls = 0
         while True:
             if calls.ended:
@@ -335,7 +370,7 @@ class Episode:
                 self._raise_full("max_new_tokens or the context are used up")
             left_s = self._deadline - time.monotonic()
             if left_s <= 0:
-                self._fail(calls.failure(f"sample {index} was not finished in time"))
+                self._fail(calls.failure(f"sample {self.sample_index} was not finished in time"))
             before = len(sample)
             input_ids = np.concatenate([self.prompt_ids, sample.output_ids])
             request = request_of(
@@ -360,19 +395,20 @@ class Episode:
             if empty_calls == EMPTY_CALLS:
                 error = calls.failure(f"{empty_calls} engine calls in a row were aborted without a token")
             if error is not None and not calls.ended:
-                calls.say({index: error})
-                if not await calls.may_try_again(index, error, final=empty_calls == EMPTY_CALLS) and not calls.ended:
+                sample_index, final = self.sample_index, empty_calls == EMPTY_CALLS
+                calls.say({sample_index: error})
+                if not await calls.may_try_again(sample_index, error, final=final) and not calls.ended:
                     self._fail(error)
 
     def _left(self, of_turn: int) -> int:
         """Tokens that the next engine call may bring."""
-        sample, info = self._sample, self._calls.slot.info
+        sample, info = self.progress, self._calls.slot.info
         if len(self.prompt_ids) + len(sample) > info.max_input_tokens:
             return 0
         return min(of_turn, self.task.sampling.max_new_tokens - sample.generated, self.room)
 
     def _fail(self, error: Exception) -> NoReturn:
-        self.failure = error
+        self.rows.failure = error
         raise error
 
     def _raise_full(self, why: str) -> NoReturn:

@@ -12,6 +12,7 @@ dtype, axis and item shape; of a ragged column a sample may have no rows.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -112,6 +113,14 @@ def returned(value: object, *, prompt: int, response: int) -> Returned:
     return Returned(value.get(REWARD), known)
 
 
+def is_finite(reward: object) -> bool:
+    """True for what is a finite number, or becomes one."""
+    try:
+        return isfinite(float(reward))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
 def check_name(name: object) -> None:
     """Raise InvalidField for what cannot be the name of a column."""
     if not isinstance(name, str) or not limits.COLUMN_NAME.fullmatch(name):
@@ -173,6 +182,11 @@ def both(first: Columns, second: Columns) -> Columns:
     if twice := sorted(first.keys() & second.keys()):
         raise InvalidField(f"column {twice[0]}", "given twice for a sample", "given once")
     return {**first, **second}
+
+
+def of_trajectory(columns: Columns) -> Columns:
+    """Those of a sample's columns that further rows of it have, too: what belongs to the sample as a whole."""
+    return {name: given for name, given in columns.items() if given.axis == pb.AXIS_SAMPLE}
 
 
 def check_alike(samples: Mapping[int, Columns]) -> None:

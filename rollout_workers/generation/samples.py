@@ -9,6 +9,8 @@ version of the token before it; every column that the task asks of the engine ha
 sample that has a finish reason is never changed again; generated tokens that leave a group are counted: `received` +
 `resumed` = those of the samples + the sum of `discarded`.
 
+A sample is a trajectory, which may have further rows: contexts of their own, for each of which the above holds.
+
 Turns are noted of samples that a rollout function makes. A note covers a complete turn: what lies behind the last one
 is a turn that the engine has not finished. (Samples of a single turn need none.)
 """
@@ -17,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -25,9 +28,9 @@ import numpy.typing as npt
 from buffer_wire import layout
 from buffer_wire.engine_columns import ROUTED_EXPERTS
 from buffer_wire.errors import InvalidField
-from buffer_wire.limits import MAX_MESSAGE_BYTES
+from buffer_wire.limits import MAX_MESSAGE_BYTES, MAX_SAMPLES
 from buffer_wire.messages import message_of
-from buffer_wire.validate import check_group
+from buffer_wire.validate import check_group, is_trainable
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.engine.token_rows import EngineColumn, PositionRows, joined, none_of
 from rollout_workers.engine.types import FinishReason, GeneratedSample, PromptImage, SampleRequest
@@ -41,12 +44,15 @@ from rollout_workers.generation.given import (
     check_alike,
     given_of_wire,
     given_to_wire,
+    of_trajectory,
 )
 from rollout_workers.versions import Version
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 Mask: TypeAlias = npt.NDArray[np.uint8]
+ROW_STRIDE = 1 << 16
+"""Distance of indexes of the rows of a sample: those of sample i are i, i + ROW_STRIDE, i + 2 · ROW_STRIDE, …."""
 MOST_PARTIAL_BYTES = MAX_MESSAGE_BYTES - (2 << 20)
 """Largest payload of a partial rollout that is handed back whole, in bytes: it travels in one message."""
 N = TypeVar("N", np.int32, np.float32, np.uint8)
@@ -84,7 +90,7 @@ _TURN_FINISHES: tuple[FinishReason | None, ...] = (None, "stop", "length")
 
 @dataclass(slots=True)
 class SampleProgress:
-    """Response of one sample so far."""
+    """Response of one sample so far, or of a further row of it."""
 
     output_ids: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))
     """Token ids of the response, int32 [t]."""
@@ -106,6 +112,12 @@ class SampleProgress:
     """Columns that the rollout function gave."""
     scored: Columns = field(default_factory=dict)
     """Columns that came with its reward. Like that reward they are in no partial rollout."""
+    trainable: bool = True
+    """False: the trainer must not train on it."""
+    policy: str = ""
+    """Name of the policy or role that writes it, where the task has several."""
+    rows: "list[SampleProgress]" = field(default_factory=list)
+    """Further rows of the trajectory, in the order in which they began; a further row has none."""
 
     def __len__(self) -> int:
         return len(self.output_ids)
@@ -176,6 +188,7 @@ class SampleProgress:
         self.columns = {name: none_of(name) for name in self.columns}
         self.spans, self.turns, self.finish, self.prompt_ids, self.reward = [], [], None, None, None
         self.given, self.scored = {}, {}
+        self.trainable, self.policy = True, ""
 
 
 class GroupProgress:
@@ -242,21 +255,44 @@ class GroupProgress:
     @property
     def tokens(self) -> int:
         """Response tokens so far."""
-        return self.tokens_of(range(len(self.samples)))
+        return sum(len(row) for row in self._rows)
 
     def tokens_of(self, indices: Iterable[int]) -> int:
         """Response tokens of these samples so far."""
-        return sum(len(self.samples[i]) for i in indices)
+        return sum(len(self.row(i)) for i in indices)
 
     @property
     def generated(self) -> int:
         """Tokens of the samples that came from engines."""
-        return sum(sample.generated for sample in self.samples)
+        return sum(row.generated for row in self._rows)
+
+    @property
+    def _rows(self) -> list[SampleProgress]:
+        """Every row: each sample, and its further ones behind it."""
+        return [row for sample in self.samples for row in (sample, *sample.rows)]
+
+    def row(self, index: int) -> SampleProgress:
+        """A row by its index: that of a sample is its place in the group, and of the next ones ROW_STRIDE more each."""
+        number, sample = divmod(index, ROW_STRIDE)
+        return self.samples[sample].rows[number - 1] if number else self.samples[sample]
+
+    def begin_row(self, sample: int, number: int) -> int:
+        """Begin a sample's further row of this number, from 1, unless it is there; returns its index. Number 0 is the
+        sample itself. Raises InvalidField.
+        """
+        rows = self.samples[sample].rows
+        if number > len(rows):
+            if len(self._rows) >= MAX_SAMPLES:
+                raise InvalidField("rows", f"more than {MAX_SAMPLES} in the group", f"at most {MAX_SAMPLES}")
+            rows.append(SampleProgress(columns={name: none_of(name) for name in self.task.columns}))
+        return sample + number * ROW_STRIDE
 
     def prompt_of(self, index: int) -> TokenIds:
-        """Prompt of this sample, int32 [p]."""
-        own = self.samples[index].prompt_ids
-        return self.prompt_ids if own is None else own
+        """Prompt of this row, int32 [p]."""
+        return self._prompt(self.row(index))
+
+    def _prompt(self, row: SampleProgress) -> TokenIds:
+        return self.prompt_ids if row.prompt_ids is None else row.prompt_ids
 
     def with_images(self, request: SampleRequest) -> SampleRequest:
         """A request with the group's images. Raises InvalidField where they are not in its prompt."""
@@ -273,32 +309,43 @@ class GroupProgress:
 
     def take_back(self, index: int, turns: int, reason: str) -> None:
         """Forget a response behind its first `turns` turns; its generated tokens count as discarded for `reason`."""
+        row = self.row(index)
         if not turns:
-            self.start_anew(index, reason)
+            self.clear_row(index, reason)
             return
-        before = self.samples[index].generated
-        self.samples[index].cut(turns, len(self.prompt_of(index)))
-        if lost := before - self.samples[index].generated:
+        before = row.generated
+        row.cut(turns, len(self._prompt(row)))
+        if lost := before - row.generated:
             self.discarded[reason] += lost
 
     def start_anew(self, index: int, reason: str) -> None:
-        """Forget a response; its generated tokens count as discarded for `reason`."""
-        lost = self.samples[index].generated
-        if lost:
+        """Forget a sample with all its rows; their generated tokens count as discarded for `reason`."""
+        sample = self.samples[index]
+        for number in range(len(sample.rows) + 1):
+            self.clear_row(index + number * ROW_STRIDE, reason)
+        sample.rows = []
+
+    def clear_row(self, index: int, reason: str) -> None:
+        """Forget a row's response; its generated tokens count as discarded for `reason`."""
+        row = self.row(index)
+        if lost := row.generated:
             self.discarded[reason] += lost
-        self.samples[index].clear()
+        row.clear()
 
     def give(self, index: int, columns: Columns) -> None:
-        """Keep what the rollout function gave with a sample. Raises InvalidField if finished ones have other
-        columns.
+        """Keep what the rollout function gave with a row. Raises InvalidField if finished samples, or the sample that
+        it is a row of, have other columns.
         """
-        others = {i: sample.given for i, sample in enumerate(self.samples) if sample.finish is not None}
+        sample = index % ROW_STRIDE
+        others = {i: each.given for i, each in enumerate(self.samples) if each.finish is not None or i == sample}
+        others.pop(index, None)
         check_alike({**others, index: columns})
-        self.samples[index].given = columns
+        self.row(index).given = columns
 
     def newest_of(self, indices: Iterable[int]) -> Version | None:
         """The newest version of any token of these samples so far."""
-        return max((spans[-1].version for i in indices if (spans := self.samples[i].spans)), default=None)
+        rows = [row for i in indices for row in (self.row(i), *self.row(i).rows)]
+        return max((row.spans[-1].version for row in rows if row.spans), default=None)
 
     @property
     def oldest(self) -> Version | None:
@@ -317,8 +364,8 @@ class GroupProgress:
         except (InvalidField, ValueError) as error:
             return str(error)
         wires = group.header.samples
-        if len(wires) != len(self.samples):
-            return f"it has {len(wires)} samples, the task asks for {len(self.samples)}"
+        if (found := wires[-1].trajectory or len(wires)) != len(self.samples):
+            return f"it has {found} samples, the task asks for {len(self.samples)}"
         try:
             asked = {name: of_partial(name, group.header, columns) for name in self.task.columns}
         except ValueError as error:
@@ -328,7 +375,7 @@ class GroupProgress:
         own_prompts = REWARD_COLUMN in columns
         finished = [wire.finish_reason in _FINISH for wire in wires]
         given_columns = given_of_wire(group.header, columns, finished=finished)
-        at, turns_at, taken = 0, 0, []
+        at, turns_at, taken = 0, 0, list[SampleProgress]()
         for i, wire in enumerate(wires):
             sample = _sample_of(wire, columns, at)
             sample.columns = {name: of_samples[i] for name, of_samples in asked.items()}
@@ -348,22 +395,27 @@ class GroupProgress:
                     for turn, finish in zip(wire.turns, finishes, strict=True)
                 ]
                 turns_at += len(wire.turns)
-            taken.append(sample)
+            is_further = i > 0 and 0 < wire.trajectory == wires[i - 1].trajectory
+            (taken[-1].rows if is_further else taken).append(sample)
         self.samples = taken
         self.resumed = self.generated
         return None
 
     def to_group(self, rewards: Sequence[float], worker_id: str) -> tuple[groups_pb2.GroupHeader, list[layout.Buffer]]:
         """Header of the finished group, and its payload in pieces. Raises GenerationFailed, InvalidField."""
-        for i, sample in enumerate(self.samples):
+        for i, sample in enumerate(self._rows):
             if sample.finish is None or not len(sample):
                 what = "is not finished" if sample.finish is None else "ended without a token"
                 raise GenerationFailed(self.lease.lease_id, f"sample {i} {what}")
         if ROUTED_EXPERTS in self.task.columns:
             self._check_positions()
         more: list[tuple[groups_pb2.Column, layout.Rows]] = []
-        if any(sample.given or sample.scored for sample in self.samples):
-            columns = [both(sample.given, sample.scored) for sample in self.samples]
+        if any(row.given or row.scored for row in self._rows):
+            columns = [
+                both(row.given, row.scored if row is sample else of_trajectory(sample.scored))
+                for sample in self.samples
+                for row in (sample, *sample.rows)
+            ]
             check_alike(dict(enumerate(columns)))
             more = given_to_wire(columns, self._lengths)
         header, payload = self._encode(rewards, worker_id, more=more)
@@ -387,10 +439,15 @@ class GroupProgress:
     def _encode_partial(self, worker_id: str) -> tuple[groups_pb2.GroupHeader, list[layout.Buffer]]:
         return self._encode([0.0] * len(self.samples), worker_id, more=self._own_columns(), partial=True)
 
+    @property
+    def _is_rowed(self) -> bool:
+        """True where some sample has more than one row."""
+        return any(sample.rows for sample in self.samples)
+
     def _check_positions(self) -> None:
         """Raise GenerationFailed where an input of a generated token has no row of the engine's."""
-        for i, sample in enumerate(self.samples):
-            needed = len(self.prompt_of(i)) + int(np.flatnonzero(sample.mask)[-1])
+        for i, sample in enumerate(self._rows):
+            needed = len(self._prompt(sample)) + int(np.flatnonzero(sample.mask)[-1])
             if (known := sample.positions_known) < needed:
                 why = f"sample {i} has {ROUTED_EXPERTS} of {known} positions, and {needed} are inputs of its tokens"
                 raise GenerationFailed(self.lease.lease_id, why)
@@ -399,7 +456,8 @@ class GroupProgress:
         """Forget rows that the next call can give again, those of samples that go on; where there are none, the last
         finished sample. False when there is none either.
         """
-        going_on = [self.samples[i] for i in self.unfinished if self.samples[i].positions_known]
+        unfinished = [row for i in self.unfinished for row in (self.samples[i], *self.samples[i].rows)]
+        going_on = [row for row in unfinished if row.positions_known]
         for sample in going_on:
             sample.columns[ROUTED_EXPERTS] = none_of(ROUTED_EXPERTS)
         finished = [i for i, sample in enumerate(self.samples) if sample.finish is not None]
@@ -409,7 +467,7 @@ class GroupProgress:
 
     def _own_columns(self) -> list[tuple[groups_pb2.Column, layout.Rows]]:
         """Columns of what a rollout function's samples have beyond those of a single turn."""
-        samples = self.samples
+        samples = self._rows
         if not any(sample.turns or sample.reward is not None or sample.prompt_ids is not None for sample in samples):
             return []
         rewards = np.array([math.nan if s.reward is None else s.reward for s in samples], np.float64)
@@ -427,8 +485,8 @@ class GroupProgress:
 
     @property
     def _lengths(self) -> list[int]:
-        """Tokens of each sample, prompt and response."""
-        return [len(self.prompt_of(i)) + len(sample) for i, sample in enumerate(self.samples)]
+        """Tokens of each row, prompt and response."""
+        return [len(self._prompt(row)) + len(row) for row in self._rows]
 
     def _encode(
         self,
@@ -438,17 +496,20 @@ class GroupProgress:
         more: Sequence[tuple[groups_pb2.Column, layout.Rows]] = (),
         partial: bool = False,
     ) -> tuple[groups_pb2.GroupHeader, list[layout.Buffer]]:
-        prompts = [self.prompt_of(i) for i in range(len(self.samples))]
+        rows = self._rows
+        prompts = [self._prompt(row) for row in rows]
         lengths = [len(prompt) for prompt in prompts]
+        # What is not trained has mask 0 for whoever reads the group; in a partial rollout it says what the model wrote.
+        kept = [row if row.trainable or partial else _context(row) for row in rows]
         # What lies before a response: a prompt has log-probability 0 and mask 0.
         none = np.zeros(max(lengths), np.float32), np.zeros(max(lengths), np.uint8)
         columns: list[tuple[groups_pb2.Column, layout.Rows]] = [
-            (_TOKEN_COLUMNS[0], _interleaved(prompts, [sample.output_ids for sample in self.samples])),
-            (_TOKEN_COLUMNS[1], _interleaved([none[0][:n] for n in lengths], [s.logprobs for s in self.samples])),
-            (_TOKEN_COLUMNS[2], _interleaved([none[1][:n] for n in lengths], [s.mask for s in self.samples])),
+            (_TOKEN_COLUMNS[0], _interleaved(prompts, [row.output_ids for row in rows])),
+            (_TOKEN_COLUMNS[1], _interleaved([none[0][:n] for n in lengths], [row.logprobs for row in kept])),
+            (_TOKEN_COLUMNS[2], _interleaved([none[1][:n] for n in lengths], [row.mask for row in kept])),
         ]
         for name in self.task.columns:
-            made = [sample.columns[name] for sample in self.samples]
+            made = [row.columns[name] for row in rows]
             columns += columns_of(name, made, lengths, self._lengths, partial=partial)
         columns += more
         header = groups_pb2.GroupHeader(
@@ -460,8 +521,12 @@ class GroupProgress:
             worker_id=worker_id,
             images=self._image_references(),
         )
-        for sample, prompt, reward in zip(self.samples, prompts, rewards, strict=True):
-            _add_sample(header, sample, len(prompt), reward)
+        for sample, reward, number in zip(self.samples, rewards, count(1), strict=False):
+            for row in (sample, *sample.rows):
+                own = reward if row is sample or row.reward is None else row.reward
+                wire = _add_sample(header, row if partial else _context(row), len(self._prompt(row)), own)
+                if self._is_rowed:
+                    wire.trajectory = number
         return header, layout.payload_pieces([rows for _, rows in columns])
 
 
@@ -476,7 +541,16 @@ def _turn_finish(code: int) -> FinishReason | None:
     return _TURN_FINISHES[code] if code < len(_TURN_FINISHES) else None
 
 
-def _add_sample(header: groups_pb2.GroupHeader, sample: SampleProgress, prompt: int, reward: float) -> None:
+def _context(row: SampleProgress) -> SampleProgress:
+    """A row as the trainer gets it: what is not trainable has neither mask nor log-probabilities."""
+    if row.trainable:
+        return row
+    return replace(row, mask=np.zeros_like(row.mask), logprobs=np.zeros_like(row.logprobs))
+
+
+def _add_sample(
+    header: groups_pb2.GroupHeader, sample: SampleProgress, prompt: int, reward: float
+) -> groups_pb2.Sample:
     # Messages made in their place take a third of the time of those made and copied there; fields set one by one take
     # less than keywords.
     wire = header.samples.add()
@@ -492,6 +566,11 @@ def _add_sample(header: groups_pb2.GroupHeader, sample: SampleProgress, prompt: 
         stamp.term, stamp.version = span.version.term, span.version.version
     for note in sample.turns:
         wire.turns.add(role=note.role, start=prompt + note.start, end=prompt + note.end)
+    if not sample.trainable:
+        wire.trainable = False
+    if sample.policy:
+        wire.policy = sample.policy
+    return wire
 
 
 def _sample_of(wire: groups_pb2.Sample, columns: Mapping[str, layout.Array], at: int) -> SampleProgress:
@@ -506,6 +585,8 @@ def _sample_of(wire: groups_pb2.Sample, columns: Mapping[str, layout.Array], at:
             for span in wire.spans
         ],
         finish=_FINISH.get(wire.finish_reason),
+        trainable=is_trainable(wire),
+        policy=wire.policy,
     )
 
 

@@ -1,4 +1,5 @@
-"""Generation by a rollout function: the samples of one group side by side on one engine, each by a call of its own.
+"""Generation by a rollout function: the samples of one group side by side on one engine, each by a call of its own. All
+rows of a sample are one function's.
 
 What fails is tried again alone, as often as `Attempts` allows: a function that raises begins anew, one that ran out of
 time goes on from its turns if it is resumable. Invariants: when `run` has ended, every sample is finished, or
@@ -120,7 +121,7 @@ class Episodes:
             async with limit:
                 reward = await self._rollout.function(episode)
         except EpisodeFull as full:
-            error = None if full is episode.full else self._failed(episode, describe(full))
+            error = None if full in episode.rows.ran_full else self._failed(episode, describe(full))
         except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
             if isinstance(raised, TimeoutError) and limit.expired():
                 error = self._calls.failure(
@@ -129,9 +130,11 @@ class Episodes:
                 )
             else:
                 error = self._failed(episode, describe(raised))
-        if episode.failure is not None:
-            return episode.failure
-        if error is None and (wrong := episode.conclude(reward)):
+        failure = episode.rows.failure
+        await episode.rows.close()
+        if failure is not None:
+            return failure
+        if error is None and (wrong := episode.rows.conclude(reward)):
             error = self._failed(episode, wrong)
         return error
 

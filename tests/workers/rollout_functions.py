@@ -16,3 +16,25 @@ async def two_turns(episode: Episode) -> float:
     second = await episode.generate(8)
     episode.finish()
     return float(len(first.ids) + len(second.ids))
+
+
+async def compacts(episode: Episode) -> float:
+    """One turn, then one in a context of its own; the reward is the sample's number."""
+    await episode.generate(10)
+    episode.finish()
+    row = episode.row()
+    await row.set_prompt(ids=[1, 9])
+    await row.generate(10)
+    row.finish()
+    return 1.0 + episode.sample_index
+
+
+async def plays(episode: Episode) -> float:
+    """A game of two sides that are trained, white and black, and a rival that is not; white and the rival win."""
+    episode.policy = "white"
+    black, rival = episode.row(policy="black"), episode.row(policy="rival", trainable=False)
+    black.reward = -1.0
+    for side in (episode, black, rival):
+        await side.generate(10)
+        side.finish()
+    return 1.0
