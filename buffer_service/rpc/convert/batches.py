@@ -36,6 +36,7 @@ def to_batch_info(
         batch,
         shard_groups=len(batch.shard),
         staleness_mean_milli=_mean_milli(batch),
+        total_trajectories=0,  # They are not counted.
         waited_ms=waited_ms,
         queued_groups=batch.queued,
         committed_steps=committed_steps,
@@ -64,6 +65,7 @@ def to_rejected(rejected: ops.Rejected) -> pb.RejectResponse:
         **{name: 0 for name in ("shard_groups", "shard_tokens", "waited_ms", "queued_groups")},
         committed_steps=0,
         checkpointed_steps=0,
+        total_trajectories=0,
         staleness_mean_milli=_mean_milli(rejected),
         replayed=False,
     )
