@@ -44,6 +44,9 @@ class History:
         """Every lease ever given."""
         self.instances = dict.fromkeys(WORKERS, INSTANCES[0])
         self.asks: list[ops.LeaseAsk] = []
+        self.stage_asks: list[ops.StageAsk] = []
+        self.stage_leases: list[str] = []
+        """Every lease of a stage ever given."""
         self.pushes: list[ops.GroupFacts] = []
         self.written: list[ops.NewGroup] = []
         """Groups that their pushers have written to the store, with their bodies."""

@@ -8,7 +8,7 @@ from buffer_service.domain.ops import WeightVersion
 from buffer_service.domain.ops.groups import TICKET_MS
 from tests.oracle import ReferenceModel
 from tests.oracle.engines import FORGOTTEN_MS, TURN_TTL_MS
-from tests.oracle.records import Lease
+from tests.oracle.records import Group, Hold, Lease
 from tests.oracle.state import RunState
 from tests.oracle.steps import Step
 
@@ -33,6 +33,11 @@ class Inside:
         """Leases by id, with those that are past their expiry and not taken back yet."""
         leased = self._run.leases.tasks.values() if self._run else ()
         return {task.lease_id: task.lease for task in leased if task.lease}
+
+    def stages(self) -> dict[str, tuple[Group, Hold]]:
+        """Groups that workers of stages hold, by the lease's id, with those that are past their expiry."""
+        held = [group for group in self._run.queue if group.hold] if self._run else []
+        return {f"{one.group_id}/{one.stage}:{one.hold.number}": (one, one.hold) for one in held if one.hold}
 
     def environments(self) -> dict[str, str]:
         """Environments of tasks by id."""
@@ -99,7 +104,7 @@ class Inside:
         if found is not None:
             target, micro, present = found.form.target, found.form.micro_groups, len(found.groups)
         needed = min(world_size * micro, target - present) if micro else target
-        return needed - len(self._run.queue)
+        return needed - self._run.queue.ready
 
     # ── time ──
 
@@ -109,6 +114,7 @@ class Inside:
         if run is None:
             return []
         expiries = [lease.expiry for lease in self.leases().values()]
+        expiries += [hold.expiry for _, hold in self.stages().values()]
         backing_off = [task.not_before for task in run.tasks.values() if task in run.pending]
         return [*expiries, *(expiry + 1 for expiry in expiries), *backing_off, *(due - 1 for due in backing_off)]
 

@@ -229,6 +229,23 @@ MOODS = {
         },
         ("windowed", "longest first"),
     ),
+    "staged": Mood(
+        {
+            **STEADY,
+            "lease_groups": 10,
+            "add_columns": 12,
+            "pass_stages": 5,
+            "keep_groups": 6,
+            "push_without_lease": 8,
+            "fill_and_pull": 6,
+            "report_lost": 3,
+            "time_passes": 5,
+            "update_policy": 3,
+            "resume": 2,
+            "delete_and_create": 1,
+        },
+        ("staged",),
+    ),
     "steered": Mood(
         {**STEADY, "steer": 12, "lease": 4, "fill_and_pull": 10, "train": 6, "update_policy": 2, "resume": 1},
         ("steered",),

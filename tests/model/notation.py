@@ -74,6 +74,7 @@ _DATA: dict[str, type] = {
         ops.Pull,
         ops.Reject,
         ops.Resume,
+        ops.StageAsk,
         ops.Submit,
         ops.TrainerClock,
     )

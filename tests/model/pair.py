@@ -31,6 +31,7 @@ SEEN_REVISION = frozenset(
         "update_policy",
         "submit",
         "lease",
+        "lease_groups",
         "extend",
         "give_back",
         "push",
@@ -184,8 +185,8 @@ class Pair:
         self._compare(operation, self._mine(operation, args, {}), answer)
 
     def _compare_bodies(self, mine: ops.Batch, other: Any) -> None:
-        keys = [group.payload_key for group in mine.shard], [group.payload_key for group in other.shard]
-        for group, pair in zip(mine.shard, zip(*keys, strict=True), strict=True):
+        keys = [piece.payload_key for piece in mine.pieces], [piece.payload_key for piece in other.pieces]
+        for group, pair in zip(mine.pieces, zip(*keys, strict=True), strict=True):
             known = self.read.setdefault(group.group_id, [])
             if pair not in known:
                 known.insert(0, pair)

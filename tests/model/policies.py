@@ -244,6 +244,12 @@ def _steered(draw: Draw, values: Values) -> Values:
     }
 
 
+def _staged(draw: Draw, values: Values) -> Values:
+    """One stage or two, and room for groups to wait in them."""
+    stages = draw.pick((("ref",), ("rewards",), ("rewards", "ref"), ("ref", "val"), ("val",), ()))
+    return {"stages": stages, "max_queued_groups": values["max_queued_groups"] + 2}
+
+
 FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "ordered": _ordered,
     "measured": _measured,
@@ -265,6 +271,7 @@ FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "windowed": _windowed,
     "longest first": _longest_first,
     "steered": _steered,
+    "staged": _staged,
 }
 
 
@@ -317,6 +324,8 @@ def _possible(values: Values) -> Values:
     if values.get("cancel_stale_leases"):
         values["staleness_measure"] = StalenessMeasure.HEAD
         values["max_staleness"] = max(values["max_staleness"], _least_staleness(values))
+    if values["stale_action"] is StaleAction.WAIT or values.get("order_window_groups"):
+        values["stages"] = ()
     batches = values["prefetch_batches"] + values["batches_per_publish"] + 1
     micro_batches = -(-values["batch_groups"] // micro) if micro else 1
     for name, least in {

@@ -8,14 +8,14 @@ from buffer_service.domain.policy import UNSET
 from buffer_service.domain.steering.decisions import Decision
 from buffer_service.domain.steering.knobs import Knobs
 from tests.model.drawing import Draw
+from tests.model.stage_actions import StageActions
 from tests.model.universe import CLOCKS
-from tests.model.worker_actions import WorkerActions
 
 MODES = tuple(ops.ResumeMode)
 MICRO_BATCHES_OF_A_STEP = 8
 
 
-class TrainerActions(WorkerActions):
+class TrainerActions(StageActions):
     """Each method is one action; some are what a trainer and its workers do in a row."""
 
     # ── pull ──

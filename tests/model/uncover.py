@@ -47,11 +47,15 @@ def _view(pair: Pair) -> ops.RunView:
 def _outlive_a_lease(pair: Pair) -> None:
     """The first lease that expires is lost by a millisecond; those that expire later are not."""
     leases = pair.inside.leases()
-    ahead = [lease.expiry + 1 - pair.now for lease in leases.values() if lease.expiry >= pair.now]
+    expiries = [lease.expiry for lease in leases.values()]
+    expiries += [hold.expiry for _, hold in pair.inside.stages().values()]
+    ahead = [expiry + 1 - pair.now for expiry in expiries if expiry >= pair.now]
     if ahead:
         pair.do(Entry("time", (min(ahead),)))
     for lease_id, lease in sorted(leases.items()):
         pair.both("extend", lease.worker_id, lease.instance_id, [lease_id])
+    for lease_id, (_, hold) in sorted(pair.inside.stages().items()):
+        pair.both("extend", hold.worker_id, hold.instance_id, [lease_id])
 
 
 def _ask_to_load(pair: Pair) -> None:
@@ -71,6 +75,7 @@ def _without_caps(policy: RunPolicy) -> RunPolicy:
         stale_action=StaleAction.DROP if policy.stale_action is StaleAction.WAIT else policy.stale_action,
         order_window_groups=0,
         target_staleness_milli=0,
+        stages=(),
         batch_groups=1,
         batch_tokens=0,
         micro_batch_groups=0,

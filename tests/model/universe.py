@@ -8,6 +8,7 @@ LOADING_STATES = ("ready", "loading", "loading", "loading", "starting", "quarant
 PHASES = (b"prepare", b"broadcast", b"abandoned")
 TASKS = tuple("abcdefgh")
 OWN_TASKS = ("own1", "own2", "own3", "own4", "own5", "own6")
+STAGES = ("rewards", "ref", "val")
 ENVIRONMENTS = ("math", "code", "Art", "a:b", "é")
 """Their order by bytes is not that of any dictionary; one holds the separator of the store's keys."""
 PRIORITIES = (0, 0, 0, 2, 2, 9)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import assert_never
 
 from buffer_service.domain.gate import aged_out
-from buffer_service.domain.ops import Batch, Pull, Reject, Rejected, ShardGroup, Short
+from buffer_service.domain.ops import AddedColumns, Batch, Pull, Reject, Rejected, ShardGroup, Short
 from buffer_service.domain.policy import StaleAction
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField, ReplayGap, RunPaused, StepAhead, WorldSizeMismatch
@@ -56,7 +56,7 @@ def pull(run: RunState, request: Pull) -> Batch | Short:
     return Short(
         run.settle(),
         request.step,
-        len(run.queue),
+        run.queue.ready,
         plan.needed,
         len(run.leases),
         len(run.pending),
@@ -121,7 +121,8 @@ def report_lost(run: RunState, term: int, step: int, payload_keys: Collection[st
     stored = run.steps.get(step)
     for one in stored.micro_batches if stored else ():
         for group in list(one.groups):
-            if group.payload_key in payload_keys and group.state in {GroupState.FORMING, GroupState.DELIVERED}:
+            is_lost = any(key in payload_keys for key in group.payload_keys)
+            if is_lost and group.state in {GroupState.FORMING, GroupState.DELIVERED}:
                 one.remove(group)
                 run.move_group(group, GroupState.LOST)
                 run.end_group(group)
@@ -181,8 +182,13 @@ def _reply(run: RunState, request: Pull, step: Step, *, replayed: bool) -> Batch
         total_loss_tokens=sum(group.facts.loss_tokens for group in groups),
         staleness_sum=sum(staleness),
         staleness_max=max(staleness, default=0),
-        shard=[ShardGroup(group.group_id, group.payload_key, group.sequence, group.head, group.tail) for group in mine],
+        shard=[_in_shard(group) for group in mine],
         shard_tokens=sum(group.facts.tokens for group in mine),
         replayed=replayed,
-        queued=len(run.queue),
+        queued=run.queue.ready,
     )
+
+
+def _in_shard(group: Group) -> ShardGroup:
+    added = [AddedColumns(stage, key) for stage, key in group.added]
+    return ShardGroup(group.group_id, group.payload_key, group.sequence, group.head, group.tail, added)

@@ -102,8 +102,14 @@ def _queue(run: RunState) -> Iterator[str]:
         ]
         if strangers or not groups:
             yield f"class {environment}, {priority} is empty or holds strangers {[g.group_id for g in strangers]}"
-    if classed != len(run.queue):
-        yield f"{classed} groups are in classes, {len(run.queue)} in the queue"
+    staged = [group for group in run.queue if group.stage]
+    if classed != run.queue.ready or classed + len(staged) != len(run.queue):
+        yield f"{classed} groups are in classes, {len(staged)} in stages, {len(run.queue)} in the queue"
+    if any(group.hold is not None and not group.stage for group in run.queue):
+        yield "groups are held that are in no stage"
+    numbers = [group.hold.number for group in staged if group.hold]
+    if len(set(numbers)) < len(numbers):
+        yield f"leases of stages have one number: {sorted(numbers)}"
 
 
 def _turns(run: RunState) -> Iterator[str]:
@@ -205,7 +211,8 @@ def _progress(run: RunState) -> Iterator[str]:
 
 
 def _payloads(run: RunState) -> Iterator[str]:
-    missing = [group.group_id for group in _kept(run) if group.payload_key not in run.payloads.bodies]
+    bodies = run.payloads.bodies
+    missing = [group.group_id for group in _kept(run) if any(key not in bodies for key in group.payload_keys)]
     if missing:
         yield f"payloads of {missing} are gone"
 

@@ -23,12 +23,13 @@ from buffer_service.domain.ops import (
     ReturnOutcome,
     TaskFailure,
     TaskSink,
+    is_of_stage,
     sink_of,
 )
 from buffer_service.domain.policy import Order, StaleAction
 from buffer_service.domain.steering.knobs import lookahead_milli
 from buffer_service.rules.transitions import TaskState
-from tests.oracle import evaluation_leases, fresh_start
+from tests.oracle import evaluation_leases, fresh_start, stages
 from tests.oracle.records import Lease, PartialRollout, Task, Worker
 from tests.oracle.rules.failures import backoff_ms
 from tests.oracle.rules.spread import too_spread
@@ -100,6 +101,10 @@ def extend(run: RunState, worker_id: str, instance_id: str, lease_ids: Sequence[
         if sink_of(lease_id) is TaskSink.EVALUATIONS:
             states.append(_prolong_evaluation(run, worker_id, instance_id, lease_id))
             continue
+        if is_of_stage(lease_id):
+            is_live = stages.extend(run, worker_id, instance_id, lease_id)
+            states.append(LeaseState.LIVE if is_live else LeaseState.LOST)
+            continue
         task = run.leases.live(lease_id, worker_id, instance_id, run.now)
         states.append(LeaseState.LOST if task is None else _prolong_or_cancel(run, task))
     return Extended(run.settle(), states, run.policy.lease_ttl_ms)
@@ -112,6 +117,9 @@ def give_back(run: RunState, worker_id: str, instance_id: str, returns: Sequence
         if sink_of(given.lease_id) is TaskSink.EVALUATIONS:
             found = evaluation_leases.find_live(run, given.lease_id, worker_id, instance_id)
             outcomes.append(evaluation_leases.take_back(run, *found, given) if found else ReturnOutcome.LOST)
+            continue
+        if is_of_stage(given.lease_id):
+            outcomes.append(stages.take_back(run, worker_id, instance_id, given))
             continue
         task = run.leases.live(given.lease_id, worker_id, instance_id, run.now)
         outcomes.append(ReturnOutcome.LOST if task is None else _take_back(run, task, given))

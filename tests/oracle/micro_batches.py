@@ -73,8 +73,8 @@ def _replacement(run: RunState, request: Pull, step: Step) -> Plan:
 def is_ready(run: RunState, micro_batch_plan: Plan) -> bool:
     """Tell whether enough is queued; of a streamed step's micro-batch the fewest that make it are all it needs."""
     form, queue = micro_batch_plan.form, run.queue
-    enough_tokens = 0 < form.token_budget <= queue.tokens and not micro_batch_plan.replaces
-    return len(queue) >= micro_batch_plan.minimum and (len(queue) >= micro_batch_plan.needed or enough_tokens)
+    enough_tokens = 0 < form.token_budget <= queue.ready_tokens and not micro_batch_plan.replaces
+    return queue.ready >= micro_batch_plan.minimum and (queue.ready >= micro_batch_plan.needed or enough_tokens)
 
 
 def last_chance(run: RunState, micro_batch_plan: Plan) -> int | None:

@@ -129,7 +129,8 @@ def _free_steps(run: RunState, below: int) -> None:
         freed = run.steps.pop(step)
         run.retained_bytes -= freed.bytes
         for group in freed.groups:
-            run.payloads.trash(group.payload_key)
+            for key in group.payload_keys:
+                run.payloads.trash(key)
             run.forget_task(group.task.task_id)
         run.checkpointed_steps = step + 1
     run.changed = True

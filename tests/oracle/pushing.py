@@ -17,12 +17,13 @@ from buffer_service.domain.ops import (
     PushResult,
     TaskSink,
     WeightVersion,
+    is_of_stage,
     sink_of,
 )
 from buffer_service.domain.ops.groups import STAGING_AGE_MS
-from buffer_service.domain.policy import MAX_ENVIRONMENTS, OverflowAction
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, REWARDS, OverflowAction
 from buffer_service.rules.transitions import GroupState, TaskState
-from tests.oracle import evaluation_leases
+from tests.oracle import evaluation_leases, stages
 from tests.oracle.leasing import prolong
 from tests.oracle.records import Group, Payloads, Task
 from tests.oracle.rules.filters import acceptance_ppm, has_filter, why_filtered
@@ -58,6 +59,8 @@ def _repeated(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed | No
     """Answer a push of the very payload that was accepted before like the first one."""
     if sink_of(facts.lease_id) is TaskSink.EVALUATIONS:
         return evaluation_leases.repeated(run, facts, payload_key)
+    if is_of_stage(facts.lease_id):
+        return stages.repeated(run, facts, payload_key)
     task = run.tasks.get(facts.task_id)
     if task is None or task.accepted_key != payload_key:
         return None
@@ -76,13 +79,15 @@ def _missing(run: RunState, facts: GroupFacts, payload_key: str, *, retry: bool)
 def _judged(run: RunState, facts: GroupFacts, payload_key: str, missing: PushKind | None) -> Pushed:
     if sink_of(facts.lease_id) is TaskSink.EVALUATIONS:
         return evaluation_leases.record(run, facts, payload_key, missing)
+    if is_of_stage(facts.lease_id):
+        return stages.take(run, facts, payload_key, missing)
     refused = _refuse(run, facts) or _filter(run, facts, payload_key)
     return refused or (_pushed(facts, missing) if missing else _place(run, facts, payload_key))
 
 
 def _settle_payload(payloads: Payloads, facts: GroupFacts, payload_key: str, kind: PushKind) -> None:
     """Keep, delete or leave a payload as the outcome says."""
-    if kind in {PushKind.QUEUED, PushKind.BLOCKED, PushKind.RECORDED}:
+    if kind in {PushKind.QUEUED, PushKind.BLOCKED, PushKind.RECORDED, PushKind.ADDED}:
         payloads.claim(payload_key)
     elif facts.stored and kind is PushKind.REJECTED_FULL:
         payloads.release(payload_key)
@@ -161,7 +166,7 @@ def _judge(run: RunState, task: Task, facts: GroupFacts) -> Pushed | None:
 
 def _filter(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed | None:
     """Accept and end an acceptable group that does not pass the filter."""
-    why = why_filtered(run.policy, facts)
+    why = _why_filtered(run, facts)
     if why is None:
         return None
     group = _complete(run, facts, payload_key)
@@ -189,7 +194,9 @@ def _place(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed:
                 run.drop_oldest()
         case _:
             assert_never(action)
-    run.enqueue(_complete(run, facts, payload_key))
+    group = _complete(run, facts, payload_key)
+    group.stage = stages.following(run, group)
+    run.enqueue(group)
     run.after_accept = run.policy, run.group_ledger.states[GroupState.QUEUED], run.live()
     return _pushed(facts, PushKind.QUEUED)
 
@@ -239,11 +246,16 @@ def _complete(run: RunState, facts: GroupFacts, payload_key: str) -> Group:
     task.partial_rollout = None
     run.environments.add(facts.environment)
     group = run.new_group(task, facts, payload_key)
-    if has_filter(run.policy):
-        passed = why_filtered(run.policy, facts) is None
+    passed = _why_filtered(run, facts) is None
+    if has_filter(run.policy) and not (passed and REWARDS in run.policy.stages):
         before = run.statistics["recent_acceptance_ppm"]
         run.statistics["recent_acceptance_ppm"] = acceptance_ppm(before, passed=passed)
     return group
+
+
+def _why_filtered(run: RunState, facts: GroupFacts) -> str | None:
+    """The filter that a pushed group meets; rewards that a stage is to write are judged when it has."""
+    return why_filtered(run.policy, facts, judge="lengths" if REWARDS in run.policy.stages else "")
 
 
 def _leaseless_task(run: RunState, facts: GroupFacts) -> Task:

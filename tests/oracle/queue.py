@@ -1,7 +1,7 @@
 """Queued groups: in classes of environment and priority, and over all.
 
-Invariants: every group is in its class and in the whole; a class exists exactly while it holds groups; the sums are
-those of the groups that are in.
+Groups in stages are in no class: batches do not take them. Invariants: every other group is in its class, and all are
+in the whole; a class exists exactly while it holds groups; the sums are those of the groups that are in.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,12 +21,23 @@ class GroupQueue:
 
     def __init__(self) -> None:
         self._all = GroupIndex[Group]()
+        self._ready = GroupIndex[Group]()
         self._classes: dict[str, dict[int, GroupIndex[Group]]] = {}
         self.tokens = 0
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._all)
+
+    @property
+    def ready(self) -> int:
+        """Number of groups that batches may take."""
+        return len(self._ready)
+
+    @property
+    def ready_tokens(self) -> int:
+        """Tokens of these."""
+        return sum(group.facts.tokens for group in self._ready)
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self._all)
@@ -44,22 +55,28 @@ class GroupQueue:
     def add(self, group: Group) -> None:
         """A group is queued."""
         self._all.add(group)
-        priorities = self._classes.setdefault(group.environment, {})
-        priorities.setdefault(group.task.priority, GroupIndex[Group]()).add(group)
         self.tokens += group.facts.tokens
         self.bytes += group.facts.size_bytes
+        if group.stage:
+            return
+        self._ready.add(group)
+        priorities = self._classes.setdefault(group.environment, {})
+        priorities.setdefault(group.task.priority, GroupIndex[Group]()).add(group)
 
     def remove(self, group: Group) -> None:
         """A group leaves."""
         self._all.remove(group)
+        self.tokens -= group.facts.tokens
+        self.bytes -= group.facts.size_bytes
+        if group.stage:
+            return
+        self._ready.remove(group)
         priorities = self._classes[group.environment]
         priorities[group.task.priority].remove(group)
         if not priorities[group.task.priority]:
             del priorities[group.task.priority]
         if not priorities:
             del self._classes[group.environment]
-        self.tokens -= group.facts.tokens
-        self.bytes -= group.facts.size_bytes
 
     def oldest(self) -> Group | None:
         """The group with the lowest sequence."""
@@ -80,7 +97,7 @@ class GroupQueue:
         elif mixture.order is Order.PRIORITY:
             classes = [groups for _, _, groups in self.classes]
         else:
-            classes = [self._all]
+            classes = [self._ready]
         heads = (groups.first(first) for groups in classes)
         return min((head for head in heads if head is not None), key=rank, default=None)
 
@@ -97,6 +114,7 @@ class GroupQueue:
         for group in self:
             group.clamp(version)
         self._all.versions_changed()
+        self._ready.versions_changed()
         for _, _, groups in self.classes:
             groups.versions_changed()
 
@@ -106,6 +124,11 @@ class GroupQueue:
         return within_caps(
             policy, Amount(groups=len(self) + groups, tokens=self.tokens + tokens, bytes=self.bytes + size)
         )
+
+
+def ranked(mixture: Mixture, measure: StalenessMeasure) -> Callable[[Group], tuple[int, ...]]:
+    """Tell by what an order compares groups."""
+    return _comparator(mixture, measure)[1]
 
 
 def _comparator(mixture: Mixture, measure: StalenessMeasure) -> tuple[First, Callable[[Group], tuple[int, ...]]]:

@@ -79,6 +79,8 @@ class Task:
     """Payload key of that group."""
     filtered: bool = False
     """True when the filter ended that group."""
+    added: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Columns that stages have added to that group: number of the lease and payload key, by stage."""
 
     @property
     def lease_id(self) -> str:
@@ -98,6 +100,27 @@ class Task:
 
 
 @dataclass(slots=True, eq=False)
+class Hold:
+    """Lease of a group by a worker of the stage that it is in: its number, and until when (ms, inclusive)."""
+
+    number: int
+    worker_id: str
+    instance_id: str
+    granted: int
+    expiry: int
+
+
+@dataclass(slots=True)
+class StageNote:
+    """Account of a stage: what it has done so far, and when a worker of it asked last (ms)."""
+
+    added: int = 0
+    failed: int = 0
+    busy_ms: int = 0
+    asked: int | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Group:
     """An accepted group; its versions in the present timeline, payload known by its key."""
 
@@ -112,6 +135,18 @@ class Group:
     """Version tokens as in GroupFacts, of the timeline in which the group was accepted."""
     payload_key: str
     state: str = NEW
+    stage: str = ""
+    """Stage in which it waits, or is held; empty: batches may take it."""
+    hold: Hold | None = None
+    tries: int = 0
+    """Leases of its stage that failed."""
+    added: list[tuple[str, str]] = field(default_factory=list)
+    """Stages that have added something to it, each with the payload key."""
+
+    @property
+    def payload_keys(self) -> list[str]:
+        """Keys of all its payloads."""
+        return [self.payload_key, *(key for _, key in self.added)]
 
     @property
     def amount(self) -> Amount:

@@ -25,6 +25,7 @@ from tests.oracle import (
     progress,
     pushing,
     resuming,
+    stages,
     submitting,
     view,
 )
@@ -92,6 +93,7 @@ class ReferenceModel(EvaluationOperations):
             if queued and policy.staleness_measure is not run.stated.staleness_measure:
                 raise InvalidPolicy("staleness_measure", f"cannot change while {queued} groups are queued")
             run.replace_policy(policy)
+            stages.leave_unnamed(run)
         return run.settle()
 
     def pause_run(self, run_id: str) -> Revision:
@@ -127,6 +129,10 @@ class ReferenceModel(EvaluationOperations):
         """Lease tasks."""
         return leasing.lease(self._begin(run_id, seen_revision), ask)
 
+    def lease_groups(self, run_id: str, ask: ops.StageAsk, *, seen_revision: Revision = NO_REVISION) -> ops.StageLeased:
+        """Lease groups that wait in a stage."""
+        return stages.lease(self._begin(run_id, seen_revision), ask)
+
     def extend(
         self,
         run_id: str,
@@ -157,6 +163,7 @@ class ReferenceModel(EvaluationOperations):
         """
         run = self._begin(run_id)
         expired = leasing.expire(run) + evaluation_leases.expire(run)
+        stages.expire(run, len(run.queue))
         for engine_id in run.engines.forget_silent(run.now):
             run.totals.forget_engine(engine_id)
             run.changed = True

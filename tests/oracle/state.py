@@ -33,7 +33,7 @@ from tests.oracle.leases import LeaseBook
 from tests.oracle.line import PushLine
 from tests.oracle.pending import PendingTasks
 from tests.oracle.queue import GroupQueue
-from tests.oracle.records import Group, Payloads, PublishedAt, Task
+from tests.oracle.records import Group, Hold, Payloads, PublishedAt, StageNote, Task
 from tests.oracle.rules.failures import over_budget
 from tests.oracle.rules.identity import group_id
 from tests.oracle.rules.ledger import GroupLedger, TaskLedger, add
@@ -128,6 +128,12 @@ class RunState:
     """Payloads of blocked pushes, with the time of the last try (ms)."""
     ended: dict[str, Task] = field(default_factory=dict)
     """Tombstones that no retained step keeps: they go with the next checkpoint."""
+
+    stage_leases: int = 0
+    """Leases of groups in stages so far."""
+    stage_notes: dict[str, StageNote] = field(default_factory=dict)
+    stage_workers: dict[tuple[str, str], tuple[str, str, list[tuple[Group, Hold]]]] = field(default_factory=dict)
+    """Workers of stages by stage and name: process, last request that was given groups, and these."""
 
     leaseless: bool = False
     """A group was accepted without a lease."""
@@ -307,7 +313,7 @@ class RunState:
         task.incarnation += 1
         task.attempt = 0
         task.failures = 0
-        task.accepted_attempt, task.accepted_key = None, ""
+        task.accepted_attempt, task.accepted_key, task.added = None, "", {}
         task.came_back = True
         self.make_pending(task, self.now)
 
@@ -339,7 +345,8 @@ class RunState:
 
     def end_group(self, group: Group) -> None:
         """A group that moved to a state without exit: its payload goes; its task starts anew or keeps a tombstone."""
-        self.payloads.trash(group.payload_key)
+        for key in group.payload_keys:
+            self.payloads.trash(key)
         if group.state in {GroupState.RECYCLED, GroupState.LOST} and not group.task.leaseless:
             self.start_anew(group.task)
         else:

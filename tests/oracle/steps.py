@@ -124,9 +124,7 @@ class Step:
         return len(groups) >= self.form.target or 0 < self.form.token_budget <= tokens
 
 
-def split(
-    groups: Sequence[Group], world_size: int, *, equal: bool, loads: Loads | None = None
-) -> list[list[Group]]:
+def split(groups: Sequence[Group], world_size: int, *, equal: bool, loads: Loads | None = None) -> list[list[Group]]:
     """Groups by rank, balanced by tokens."""
     by_sequence = {group.sequence: group for group in groups}
     sizes = [(group.sequence, group.facts.tokens) for group in groups]

@@ -48,6 +48,10 @@ class Totals:
             _add(self.sums, "generated_groups", 1)
             _add(self.sums, "generation_ms", generation_ms)
 
+    def reward(self, by_milli: int) -> None:
+        """The rewards of an accepted group are others now."""
+        _add(self.sums, "accepted_reward_milli", by_milli)
+
     def assemble(self, group: Group, train_version: int) -> None:
         """A group enters a micro-batch."""
         facts = group.facts

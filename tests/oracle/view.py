@@ -2,6 +2,7 @@
 
 from buffer_service.domain.ops import AWAITED_MS, Amount, RunView
 from buffer_service.rules.transitions import TaskState
+from tests.oracle import stages
 from tests.oracle.rules.ledger import add
 from tests.oracle.state import LIVE, RunState
 
@@ -41,6 +42,7 @@ def view(run: RunState, now: int) -> RunView:
         reload_counters=tuple(run.totals.reloads),
         awaited=awaited,
         awaited_task=awaited_task,
+        stages=stages.states(run, now),
         environment_work=run.starts.view(run.policy, now),
         environment_statistics={name: dict(sums) for name, sums in run.totals.environments.items()},
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from buffer_service.domain.ops import groups
 from buffer_service.domain.policy import Order
-from tests.model.mutants import of_batches, of_engines, of_groups, of_tasks
+from tests.model.mutants import of_batches, of_engines, of_groups, of_stages, of_tasks
 from tests.oracle import (
     batches,
     engines,
@@ -22,6 +22,7 @@ from tests.oracle import (
     records,
     reference,
     resuming,
+    stages,
     state,
     steps,
     submitting,
@@ -185,6 +186,15 @@ MUTANTS: dict[str, Defect] = {
     "groups count for their task's environment": Defect(
         "shared", Group, "environment", property(of_batches.of_the_task)
     ),
+    # Stages.
+    "columns of a lost lease are taken": Defect(
+        "staged", stages, "_held_under", of_stages.any_lease_of_the_group_will_do
+    ),
+    "leases of stages never expire": Defect("staged", stages, "expire", lambda *_: None),
+    "a stage may fail on a group for ever": Defect("staged", stages, "_fail", of_stages.failures_do_not_count),
+    "stages come in any order": Defect("staged", stages, "following", of_stages.stages_come_in_any_order),
+    "rewards of a stage are not judged": Defect("staged", stages, "_score", of_stages.rewards_are_not_judged),
+    "groups stay in stages that are named no more": Defect("staged", stages, "leave_unnamed", lambda *_: None),
     # Coordination of weights.
     "a plan outlives the publish of its version": Defect(
         "rolling", progress, "publish", of_engines.plans_outlive_publishes

@@ -15,14 +15,20 @@ ALL_PASSED_PPM = 1_000_000
 _WINDOW = 64
 
 
-def why_filtered(policy: RunPolicy, facts: GroupFacts) -> str | None:
-    """The statistic that counts the first filter which a group does not pass, None when it passes all."""
-    if policy.filter_equal_rewards and facts.equal_rewards:
+def why_filtered(policy: RunPolicy, facts: GroupFacts, judge: str = "") -> str | None:
+    """The statistic that counts the first filter which a group does not pass, None when it passes all.
+
+    `judge`: the filters of "rewards" alone, or those of "lengths".
+    """
+    by_rewards, by_lengths = judge != "lengths", judge != "rewards"
+    if by_rewards and policy.filter_equal_rewards and facts.equal_rewards:
         return EQUAL_REWARDS
-    if facts.min_response_tokens < policy.filter_min_response_tokens:
+    if by_lengths and facts.min_response_tokens < policy.filter_min_response_tokens:
         return RESPONSE_TOKENS
-    if 0 < policy.filter_max_response_tokens < facts.max_response_tokens:
+    if by_lengths and 0 < policy.filter_max_response_tokens < facts.max_response_tokens:
         return RESPONSE_TOKENS
+    if not by_rewards:
+        return None
     if not policy.filter_min_mean_reward_milli <= facts.mean_reward_milli <= policy.filter_max_mean_reward_milli:
         return MEAN_REWARD
     return None
