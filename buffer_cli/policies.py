@@ -51,7 +51,7 @@ def _assign_environment(policy: runs_pb2.RunPolicy, name: str, text: str) -> Non
     environment, _, field = name.removeprefix(f"{_ENVIRONMENTS}.").rpartition(".")
     at = f"--set {name}"
     if field not in _RULE_FIELDS:
-        raise InvalidField(at, text, f"{_ENVIRONMENTS}.NAME.share or {_ENVIRONMENTS}.NAME.priority")
+        raise InvalidField(at, text, " or ".join(f"{_ENVIRONMENTS}.NAME.{each}" for each in _RULE_FIELDS))
     rules = {rule.environment: rule for rule in policy.environments}
     rule = rules.get(environment) or policy.environments.add(environment=environment)
     if text == "none":

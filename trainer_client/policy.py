@@ -7,7 +7,7 @@ every field filled in with the value in force.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal, TypeAlias
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -26,13 +26,19 @@ Order: TypeAlias = Literal["fifo", "lifo", "stalest_first", "priority", "submiss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment(NamedFields):
-    """Share and priority of one environment, for tasks that wait for a lease and for queued groups alike."""
+    """Share and priority of one environment, for tasks that wait for a lease and for queued groups alike; how fast its
+    tasks may begin.
+    """
 
     share: int | None = None
     """Weight among the environments that have work, 0 to 10,000; 0: only when no other has any. None: 1 if any
     environment has a share, else there is no division."""
     priority: int | None = None
     """Priority against other environments, 0 to 255, in place of the tasks' own. None: their own."""
+    starts_per_minute: int | None = None
+    """Tasks that may be leased a minute, over all workers, 1 to 1,000,000; others go past. None: any number."""
+    start_burst: int | None = None
+    """Of these, how many at once after a pause; None: 1, which spaces them evenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +255,7 @@ def _stages(names: Sequence[str]) -> Sequence[str]:
 
 def _rule(name: str, rule: Environment | int) -> pb.EnvironmentRule:
     try:
-        return pb.EnvironmentRule(environment=name, share=rule.share, priority=rule.priority)  # type: ignore[union-attr]
+        return pb.EnvironmentRule(environment=name, **asdict(rule))  # type: ignore[call-overload]
     except (TypeError, ValueError) as error:
         raise InvalidField(
             f"policy.environments[{name}]", repr(rule), f"an Environment, or a share ({error})"
@@ -258,6 +264,5 @@ def _rule(name: str, rule: Environment | int) -> pb.EnvironmentRule:
 
 def _environment(rule: pb.EnvironmentRule) -> Environment:
     return Environment(
-        share=rule.share if rule.HasField("share") else None,
-        priority=rule.priority if rule.HasField("priority") else None,
+        **{each.name: getattr(rule, each.name) if rule.HasField(each.name) else None for each in fields(Environment)},  # type: ignore[arg-type]
     )

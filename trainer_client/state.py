@@ -169,6 +169,23 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
+class EnvironmentWork:
+    """Work on the tasks of one environment so far, without evaluations."""
+
+    environment: str
+    starts: int
+    """Leases given."""
+    failed_attempts: int
+    """Leases that ended in an error, or expired."""
+    failed_tasks: int
+    """Tasks that failed for good."""
+    failed_samples: int
+    """Samples of accepted groups whose function named a failure."""
+    limited_for_ms: int
+    """Time until its starts_per_minute allow the next lease; 0: now."""
+
+
 class RunState:
     """State of a whole run.
 
@@ -205,6 +222,8 @@ class RunState:
     stages: tuple[StageState, ...] = ()
     """Stages of the policy in their order, then those that are named no more while groups are in them."""
 
+    environment_work: tuple[EnvironmentWork, ...] = ()
+    """Work on tasks by environment, in order of name."""
 
 @dataclass(frozen=True, slots=True)
 class Submitted:

@@ -30,6 +30,8 @@ def print_run(console: Console, view: RunView, estimate: Estimate) -> None:
     if view.environments.keys() - {""}:
         console.print(_environment_table(view))
     console.print(_task_table(view))
+    if any(work.environment or work.failed_attempts or work.failed_samples for work in view.environment_work):
+        console.print(_work_table(view))
     if view.engines:
         console.print(_engine_table(view.engines))
     for failure in view.failures[:MAX_FAILURES]:
@@ -162,6 +164,18 @@ def _task_table(view: RunView) -> Table:
     names = ("submitted", *TaskState)
     table = Table(*names, title=_balance("tasks", balanced=tasks_balanced(view)))
     table.add_row(*(f"{view.tasks[name]:,}" for name in names))
+    return table
+
+
+def _work_table(view: RunView) -> Table:
+    """Leases of each environment, what failed of them, and what its limit keeps it from."""
+    table = Table(
+        "environment", "leases", "failed leases", "failed tasks", "failed samples", "next lease", title="work"
+    )
+    for work in view.environment_work:
+        counts = (work.starts, work.failed_attempts, work.failed_tasks, work.failed_samples)
+        after = f"in {work.limited_for_ms / 1_000:.1f} s" if work.limited_for_ms else "now"
+        table.add_row(escape(work.environment) or "(none)", *(f"{count:,}" for count in counts), after)
     return table
 
 

@@ -48,6 +48,8 @@ class Situation:
     """Reason why no further group finds room although too few are queued; empty where there is room."""
     unpublished: str = ""
     """Reason why nothing may be started before the trainer publishes; empty where work may be started."""
+    limited: str = ""
+    """Environments that may not begin a group yet, and for how long; empty where there are none."""
     awaited: str = ""
     """Groups in flight for which a pull waits though enough are queued; empty where there are none."""
 
@@ -75,6 +77,7 @@ class Situation:
             filter=_filter(view) if starved(view) else "",
             room=_room(view, needed) if short else "",
             unpublished=_unpublished(view),
+            limited=_limited(view),
             awaited=awaited_groups(view.awaited, view.awaited_task) if view.awaited and view.tasks["leased"] else "",
         )
 
@@ -109,11 +112,8 @@ def _without_leases(situation: Situation, hint: str) -> str:
         return f"nobody: the run is drained, and what is left makes no {situation.unit}"
     if not situation.pending:
         return "the feeder: no task is pending"
-    if situation.unpublished:
-        return situation.unpublished
-    weights = _weights_too_old(situation)
-    if weights:
-        return f"weights: {weights}"
+    if held := _held(situation):
+        return held
     if situation.silent and not situation.engines:
         return f"workers: {_counted(situation.silent, 'engine')} not heard of any more, and there is no other"
     return f"workers: {hint or 'no worker holds a lease'}"
@@ -184,6 +184,15 @@ def _unpublished(view: RunView) -> str:
     return ""
 
 
+def _limited(view: RunView) -> str:
+    waits = sorted((one.limited_for_ms, one.environment) for one in view.environment_work if one.limited_for_ms)
+    if not waits:
+        return ""
+    for_ms, first = waits[0]
+    others = f", and of {len(waits) - 1} more later" if len(waits) > 1 else ""
+    return f"starts_per_minute allow the next group of {first or '(none)'} in {for_ms / 1_000:.1f} s{others}"
+
+
 def _is_full(amounts: Sequence[Amount], unit: str, cap: int) -> bool:
     groups = sum(amount.groups for amount in amounts)
     held = sum(getattr(amount, unit) for amount in amounts)
@@ -201,6 +210,15 @@ def _weights_too_old(situation: Situation) -> str:
     loaded = ", ".join(f"{name} has {-newest}" for newest, name in usable[:_NAMED])
     more = f", and {len(usable) - _NAMED} more" if len(usable) > _NAMED else ""
     return f"work starts with version {situation.required_version}, and no engine has loaded it: {loaded}{more}"
+
+
+def _held(situation: Situation) -> str:
+    """Whom admission waits on though tasks are pending; empty where it gives them out."""
+    if situation.unpublished:
+        return situation.unpublished
+    if weights := _weights_too_old(situation):
+        return f"weights: {weights}"
+    return f"time: {situation.limited}" if situation.limited else ""
 
 
 def _counted(number: int, noun: str) -> str:

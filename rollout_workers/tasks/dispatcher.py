@@ -49,6 +49,13 @@ _HELD = (tasks_pb2.LEASE_WAIT_PAUSED, tasks_pb2.LEASE_WAIT_DRAINING)
 _log = structlog.get_logger()
 
 
+def _waits_on(reply: tasks_pb2.LeaseTasksResponse) -> str:
+    if reply.wait == tasks_pb2.LEASE_WAIT_RATE_LIMITED:
+        environment, wait_s = reply.limited_environment or "(none)", reply.limited_for_ms / 1_000
+        return f"time: starts_per_minute of environment {environment} allow its next group in {wait_s:.1f} s"
+    return WAITS_ON.get(reply.wait, "the service")
+
+
 class Dispatcher:
     """The lease loop of one engine. `peers` are all of the worker."""
 
@@ -141,7 +148,7 @@ class Dispatcher:
             for lease in reply.leases:
                 self._limit.saw(lease.task.group_size)
                 self._leases.begin(group, lease, on_freed=self._changes.notify, on_end=self._changes.notify)
-            self.waiting_on = "" if reply.leases else WAITS_ON.get(reply.wait, "the service")
+            self.waiting_on = "" if reply.leases else _waits_on(reply)
             if reply.leases:
                 self._worked_at = time.monotonic()
                 continue

@@ -43,7 +43,7 @@ ELABORATE = RunPolicy(
     order=Order.STALEST_FIRST,
     stages=("rewards", "reference"),
     environments=(
-        EnvironmentRule(environment="", share=0),
+        EnvironmentRule(environment="", share=0, starts_per_minute=90, start_burst=4),
         EnvironmentRule(environment="code", priority=200),
         EnvironmentRule(environment="math", share=3, priority=0),
     ),
@@ -189,6 +189,16 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name: str) -> None:
             {"environments": [pb.EnvironmentRule(environment="a", share=10_001)]},
             "policy.environments[a].share",
             "between 0 and 10000",
+        ),
+        (
+            {"environments": [pb.EnvironmentRule(environment="a", starts_per_minute=0)]},
+            "policy.environments[a].starts_per_minute",
+            "between 1 and 1000000",
+        ),
+        (
+            {"environments": [pb.EnvironmentRule(environment="a", start_burst=2)]},
+            "policy.environments[a].start_burst",
+            "unset without starts_per_minute",
         ),
         (
             {"environments": [pb.EnvironmentRule(environment="a", priority=256)]},

@@ -43,6 +43,13 @@ _PROGRESS = {
 }
 
 
+_WORK = {
+    "starts": "Leases given of the environment's tasks, without evaluations.",
+    "failed_attempts": "Leases of them that ended in an error, or expired: errors of infrastructure.",
+    "failed_tasks": "Tasks that failed for good.",
+    "failed_samples": "Samples of accepted groups with a named failure: errors of the policy.",
+}
+
 _SAMPLES = {
     "moved_samples": ("engine_moved_samples", "Samples that another engine of their worker took over."),
     "surplus_samples": ("engine_surplus_samples", "Samples beyond their group's size that were cut off."),
@@ -60,6 +67,7 @@ class RunCollector(Collector):
         """Yield the metric families of runs."""
         yield from self._ledgers()
         yield from self._environments()
+        yield from self._work()
         yield from self._queues()
         yield from self._filters()
         yield from self._progress()
@@ -109,6 +117,23 @@ class RunCollector(Collector):
                     for disposition, amount in ledger.items():
                         family.add_metric([view.run_id, environment, disposition], getattr(amount, unit))
             yield family
+
+    def _work(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        for name, text in _WORK.items():
+            family = CounterMetricFamily(f"rollout_buffer_environment_{name}", text, labels=["run", "environment"])
+            for view in self._views:
+                for work in view.environment_work:
+                    family.add_metric([view.run_id, work.environment], getattr(work, name))
+            yield family
+        wait = GaugeMetricFamily(
+            "rollout_buffer_environment_start_wait_seconds",
+            "Time until the environment's starts_per_minute allow the next lease; 0 where they do.",
+            labels=["run", "environment"],
+        )
+        for view in self._views:
+            for work in view.environment_work:
+                wait.add_metric([view.run_id, work.environment], work.limited_for_ms / 1_000)
+        yield wait
 
     def _queues(self) -> Iterator[GaugeMetricFamily]:
         limits = {

@@ -85,6 +85,16 @@ const filtered = (statistics) =>
     .map((name) => `${count(statistics[name])} for ${name.slice(FILTERED.length)}`)
     .join(", ");
 
+// What its tasks took: leases, failed ones, samples with a named failure, and how long its limit holds it.
+function work(run, name) {
+  const one = run.environment_work.find(({ environment }) => environment === name);
+  if (one === undefined) {
+    return ["", "", "", ""];
+  }
+  const next = one.limited_for_ms > 0 ? `in ${amount(one.limited_for_ms / 1000)} s` : "";
+  return [count(one.starts), count(one.failed_attempts), count(one.failed_samples), next];
+}
+
 export function showEnvironments(run) {
   const names = Object.keys(run.environments).sort();
   const shown = names.some((name) => name !== "");
@@ -97,6 +107,7 @@ export function showEnvironments(run) {
         name || "(none)",
         ...states.map((state) => count(run.environments[name][state].groups)),
         count(dropped(run.environments[name])),
+        ...work(run, name),
       ],
     })),
   );

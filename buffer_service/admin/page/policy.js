@@ -34,7 +34,7 @@ function said(name, value) {
   return value === "" ? "none" : value;
 }
 
-function rule({ environment, share, priority }) {
-  const parts = [share === UNSET ? null : `share ${share}`, priority === UNSET ? null : `priority ${priority}`];
-  return `${environment}: ${parts.filter((part) => part !== null).join(", ")}`;
+function rule({ environment, ...fields }) {
+  const parts = Object.keys(fields).filter((name) => fields[name] !== UNSET);
+  return `${environment}: ${parts.map((name) => `${name} ${fields[name]}`).join(", ")}`;
 }
