@@ -63,12 +63,12 @@ def main(arguments: list[str]) -> int:
 
 
 def compiled(sources: Path) -> FileDescriptorSet:
-    """All proto files below a folder, in order of their paths, with their comments. Raises CalledProcessError."""
+    """The contract's proto files below a folder, in order of their paths, with comments. Raises CalledProcessError."""
     with tempfile.NamedTemporaryFile() as out:
         subprocess.run(
             [
                 *(sys.executable, "-m", "grpc_tools.protoc", f"-I{sources}", "--include_source_info"),
-                *(f"--descriptor_set_out={out.name}", *sorted(map(str, sources.rglob("*.proto")))),
+                *(f"--descriptor_set_out={out.name}", *sorted(map(str, sources.rglob("v1/*.proto")))),
             ],
             check=True,
         )

@@ -19,7 +19,7 @@ import structlog
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.messages import parsing
 from buffer_service.security.gate import CALLER, Gate, caller
-from buffer_service.security.roles import REFLECTION, RULES, RunAt
+from buffer_service.security.roles import REFLECTION, RULES, SCALER_PREFIX, RunAt
 from buffer_service.security.shares import Shares
 from buffer_wire.errors import AccessRefused, NotReady, RolloutBufferError, Unauthenticated
 from buffer_wire.status import status_of
@@ -36,8 +36,8 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Lets in, parses, translates errors and measures. What is not of the contract (health, reflection) is only parsed;
-    a check of health is asked for no token.
+    """Lets in, parses, translates errors and measures. What is not of the contract (health, reflection, KEDA's scaler)
+    is only parsed; a check of health is asked for no token, and the scaler lets in by itself.
     """
 
     def __init__(self, metrics: RpcMetrics, gate: Gate, shares: Shares) -> None:
@@ -54,7 +54,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         """The guarded handler of the method, built once per method; or one that refuses the caller."""
         method = handler_call_details.method
         of_contract = method.startswith(PREFIX)
-        if not of_contract and (method == HEALTH_CHECK or not self._gate.asks):
+        by_itself = method == HEALTH_CHECK or method.startswith(SCALER_PREFIX)
+        if not of_contract and (by_itself or not self._gate.asks):
             return await self._guarded_handler(method, partial_rollout, handler_call_details)
         try:
             # Reflection, and watches of health, which are streams without end.
@@ -92,10 +93,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             if isinstance(refusal, AccessRefused):
                 self._metrics.refused(refusal.reason)
             self._metrics.ended(name, refusal.code, 0.0)
-            told: RolloutBufferError = refusal
-            if isinstance(refusal, Unauthenticated) and not self._gate.failed(_host(context.peer()), name, refusal):
-                told = Unauthenticated("too many calls from this address were refused")
-            await _abort(context, told)
+            await _abort(context, self._told(name, refusal, context))
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
@@ -154,7 +152,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             except Exception as error:
                 if _client_gone(error):
                     raise asyncio.CancelledError from error
-                await _abort(context, self._failure(method, error))
+                await _abort(context, self._told(method, self._failure(method, error), context))
             return None
 
         return guarded
@@ -174,6 +172,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         context.set_details(details)
         context.set_trailing_metadata(metadata)
         return failure.code
+
+    def _told(self, method: str, error: RolloutBufferError, context: Context) -> RolloutBufferError:
+        """What the caller is told: less, where its address keeps failing."""
+        if isinstance(error, Unauthenticated) and not self._gate.failed(_host(context.peer()), method, error):
+            return Unauthenticated("too many calls from this address were refused")
+        return error
 
     def _failure(self, method: str, error: Exception) -> RolloutBufferError:
         if isinstance(error, AccessRefused):

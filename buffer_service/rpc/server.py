@@ -31,6 +31,7 @@ from buffer_service.rpc.servicers.evaluations import EvaluationServicer
 from buffer_service.rpc.servicers.groups import GroupServicer
 from buffer_service.rpc.servicers.inspection import InspectServicer
 from buffer_service.rpc.servicers.payloads import PayloadServicer
+from buffer_service.rpc.servicers.scaling import ScalerServicer
 from buffer_service.rpc.servicers.stages import StageServicer
 from buffer_service.rpc.streams.blobs import Blobs
 from buffer_service.rpc.streams.parts import PartStreams
@@ -43,6 +44,7 @@ from buffer_service.security.shares import Shares
 from buffer_wire.connection.channel import server_options
 from buffer_wire.limits import MAX_MESSAGE_BYTES
 from buffer_wire.payloads.keys import PART_BYTES
+from rollout_buffer.keda import externalscaler_pb2_grpc
 from rollout_buffer.v1 import (
     batches_pb2,
     evaluations_pb2,
@@ -144,6 +146,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     )
     stages_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(store, lines, drain), server)
     evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, readers), server)
+    externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(ScalerServicer(store, gate, drain), server)
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

@@ -117,6 +117,12 @@ _CONTRACT: Mapping[str, Mapping[str, Rule]] = {
 REFLECTION = _rule(run_at=RunAt.NOWHERE)
 """Rule for gRPC's reflection service, and for whatever else is not of the contract; checks of health need no token."""
 
+SCALER_PREFIX = "/externalscaler.ExternalScaler/"
+"""Prefix of the methods of KEDA's external scaler."""
+
+SCALER = _rule(Role.WORKER, Role.TRAINER, Role.READER, run_at=RunAt.BYTES)
+"""Rule for KEDA's external scaler, whose handlers find token and run in the metadata of its trigger."""
+
 RULES: Mapping[str, Rule] = {
     f"/rollout_buffer.v1.{service}/{method}": rule
     for service, methods in _CONTRACT.items()

@@ -10,6 +10,7 @@ from buffer_service.admin.metrics.runs import RunCollector
 from buffer_service.observability.metrics import RpcMetrics
 from tests.chart.helm import CHART, VALUE_SETS, Document, documents, load
 
+(KEDA,) = [path for path in VALUE_SETS if path.name == "keda-values.yaml"]
 ADAPTER = load((CHART / "files/prometheus-adapter.yaml").read_text())["rules"]
 
 
@@ -46,3 +47,28 @@ def test_labels_by_which_autoscalers_choose_are_kept_by_the_rules() -> None:
         assert set(metric["selector"]["matchLabels"]) <= kept
         # Every replica of the service says the same of a run.
         assert rule["metricsQuery"].startswith("max(")
+
+
+def test_keda_asks_the_service_as_the_worker_would() -> None:
+    (scaled,) = documents(KEDA, "ScaledObject")
+    (pool,) = [one for one in documents(KEDA, "StatefulSet") if one["metadata"]["name"].endswith("-math")]
+    assert scaled["spec"]["scaleTargetRef"] == {
+        "apiVersion": pool["apiVersion"],
+        "kind": pool["kind"],
+        "name": pool["metadata"]["name"],
+    }
+    (trigger,) = scaled["spec"]["triggers"]
+    (worker,) = pool["spec"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one for one in worker["env"]}
+    metadata = trigger["metadata"]
+    assert metadata["scalerAddress"] == variables["RB_ADDRESS"]["value"]
+    assert f"--run={metadata['run']}" in worker["args"]
+    token = variables[metadata["tokenFromEnv"]]["valueFrom"]["secretKeyRef"]
+    assert token == {"name": "math-token", "key": "token"}
+    # The service takes these names and no other: ScalerServicer.
+    assert metadata.keys() == {"scalerAddress", "run", "groupsPerWorker", "tokenFromEnv", "enableTLS"}
+    (authentication,) = documents(KEDA, "TriggerAuthentication")
+    assert trigger["authenticationRef"] == {"name": authentication["metadata"]["name"]}
+    given = {one["parameter"]: one["key"] for one in authentication["spec"]["secretTargetRef"]}
+    assert given == {"caCert": "ca.crt", "tlsClientCert": "tls.crt", "tlsClientKey": "tls.key"}
+    assert "replicas" not in pool["spec"]

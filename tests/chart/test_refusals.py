@@ -198,6 +198,7 @@ BY_TEMPLATE = {
         OPEN + "service: {outside: {kind: GRPCRoute, host: rb.example}}",
         "service.outside.parentRefs",
     ),
+    "no pod without KEDA": (POOL % "autoscaling: {enabled: true, minReplicas: 0}", "autoscaling.by keda"),
     "a label that selects": (
         POOL % "podLabels: {app.kubernetes.io/name: x}",
         "app.kubernetes.io/name is the chart's own",

@@ -11,7 +11,17 @@ from tests.chart.helm import CHART, MAJORS, VALUE_SETS, every_value_set
 KUBERNETES = ("1.30.0", "1.37.0")
 """The oldest that Chart.yaml accepts, and the newest that the validator knows."""
 
-WITHOUT_SCHEMA = {"Certificate", "GRPCRoute", "PodMonitor", "PrometheusRule", "ServiceMonitor"}
+WITHOUT_SCHEMA = {
+    *(
+        "Certificate",
+        "GRPCRoute",
+        "PodMonitor",
+        "PrometheusRule",
+        "ScaledObject",
+        "ServiceMonitor",
+        "TriggerAuthentication",
+    ),
+}
 """Kinds of operators, which are no part of Kubernetes."""
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from buffer_service.security.roles import RULES, Role, RunAt
 from buffer_service.security.tokens import new_token
+from rollout_buffer.keda import externalscaler_pb2, externalscaler_pb2_grpc
 from tests.security.contract import METHODS, PATHS, call
 from tests.security.guarded import Guarded
 
@@ -89,3 +90,21 @@ def test_the_page_of_roles_says_what_the_table_says() -> None:
         _, service, method = path.rsplit("/", 2)
         cells = " | ".join("yes" if role in rule.roles else "–" for role in Role)
         assert f"| `{service.rpartition('.')[2]}.{method}` | {cells} |" in page
+
+
+def test_scaler_finds_its_token_in_the_triggers_metadata(channel: grpc.Channel, tokens: dict[Role, str]) -> None:
+    stub = externalscaler_pb2_grpc.ExternalScalerStub(channel)
+
+    def code(**metadata: str) -> grpc.StatusCode:
+        try:
+            stub.IsActive(externalscaler_pb2.ScaledObjectRef(scalerMetadata=metadata), timeout=20)
+        except grpc.RpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    for token in tokens.values():
+        assert code(run="math-1", tokenFromEnv=token) is grpc.StatusCode.OK
+        assert code(run="other", tokenFromEnv=token) is grpc.StatusCode.PERMISSION_DENIED
+    for bad in ("", "garbage", new_token("nobody")):
+        assert code(run="math-1", tokenFromEnv=bad) is grpc.StatusCode.UNAUTHENTICATED
+    assert code(run="math-1") is grpc.StatusCode.UNAUTHENTICATED

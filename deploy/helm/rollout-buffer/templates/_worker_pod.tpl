@@ -61,6 +61,12 @@ spec:
         - {name: HOME, value: /tmp}
         - {name: RB_LOG_FORMAT, value: json}
         {{- include "rb.clientEnv" $client | nindent 8 }}
+        {{- if and $pool.autoscaling.enabled (eq $pool.autoscaling.by "keda") $pool.token.secret }}
+        # KEDA finds the token of its trigger here.
+        - name: KEDA_TOKEN
+          valueFrom:
+            secretKeyRef: {name: {{ $pool.token.secret }}, key: {{ $pool.token.key }}}
+        {{- end }}
         {{- with include "rb.weightsEnv" .root | trim }}
         {{- . | nindent 8 }}
         {{- end }}

@@ -1,0 +1,1 @@
+"""KEDA's contract of external scalers: generated beside its .proto file by `make proto`."""
