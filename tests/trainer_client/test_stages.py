@@ -1,9 +1,5 @@
-"""Stages against a real service: columns and rewards that others add reach the trainer, whoever dies in between."""
+"""Stages against a real service: columns and rewards that others add reach the trainer."""
 
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -92,56 +88,3 @@ def test_a_function_that_raises_gives_its_groups_back(
     assert client.ledger(run_id).groups.discarded.groups == 1
     with pytest.raises(InvalidField, match="reference"):
         serve(service, run_id, "misspelt", ranks_of, 1)
-
-
-WORKER = """
-import sys, time
-import numpy as np
-from trainer_client.stages import Stage
-
-def make(group):
-    print("begun", flush=True)
-    time.sleep(float(sys.argv[3]))
-    return {"ranks": [np.arange(sample.tokens, dtype=np.float32) for sample in group.samples]}
-
-with Stage(sys.argv[1], sys.argv[2], "reference", worker_id="w") as stage:
-    stage.serve(make)
-"""
-
-
-def worker(service: ServiceProcess, run_id: str, seconds: float) -> subprocess.Popen[str]:
-    started = subprocess.Popen(
-        [sys.executable, "-c", WORKER, service.address, run_id, str(seconds)], stdout=subprocess.PIPE, text=True
-    )
-    assert started.stdout is not None
-    assert started.stdout.readline() == "begun\n"
-    return started
-
-
-def test_a_worker_and_the_service_that_are_killed_lose_nothing_and_add_nothing_twice(
-    service: ServiceProcess, client: BufferClient, run_id: str
-) -> None:
-    client.create_run(run_id, Policy(batch_groups=4, stages=["reference"]))
-    with Pusher(service.address, run_id) as pusher:
-        pusher.push(*(arrays_for(f"t{i}") for i in range(4)))
-    killed = worker(service, run_id, 60)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    # A new process of the same worker has at once what the old one held.
-    following = worker(service, run_id, 0)
-    pulled: list[Group] = []
-    puller = threading.Thread(
-        target=lambda: pulled.extend(client.pull(run_id, term=1, step=0, timeout_s=60).groups), daemon=True
-    )
-    puller.start()
-    service.kill()
-    service.start()
-    puller.join(60)
-    following.send_signal(signal.SIGKILL)
-    following.wait()
-    assert [group.task_id for group in pulled] == ["t0", "t1", "t2", "t3"]
-    assert all([one.stage for one in group.stages] == ["reference"] for group in pulled)
-    again = client.pull(run_id, term=1, step=0, timeout_s=30)
-    assert [bytes(one.stages[0].payload) for one in again.groups] == [bytes(one.stages[0].payload) for one in pulled]
-    run = client.run(run_id)
-    assert (run.stages[0].added, run.ledger.balanced) == (4, True)
