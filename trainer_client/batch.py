@@ -283,6 +283,11 @@ class Group:
         if self.has_rows:
             what = f"of task {self.task_id!r}, are rows of trajectories"
             raise InvalidField("samples", what, f"samples that are a trajectory each: {who}")
+    def refuse_images(self, why: str) -> None:
+        """Raise InvalidField if the group has images."""
+        if self.images:
+            raise InvalidField(f"images of group {self.task_id}", f"{len(self.images)} images", f"none: {why}")
+
 
     @cached_property
     def rewards(self) -> npt.NDArray[np.float32]:

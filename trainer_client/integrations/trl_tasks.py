@@ -145,7 +145,8 @@ def sampling_of(config: SamplingConfig) -> SamplingParams:
 
 
 def row_of(group: Group, rows: Rows) -> dict[str, Any]:
-    """Find the row of a group's task. Raises InvalidField for a task that `RowTasks` did not make."""
+    """Find the row of a group's task. Raises InvalidField for one that `RowTasks` did not make, and for images."""
+    group.refuse_images("TRL would train without them")
     index = group.metadata.get(ROW)
     if not isinstance(index, int) or not 0 <= index < len(rows):
         limit = f"a row of this train_dataset, 0 to {len(rows) - 1}: is this run fed with another one?"

@@ -156,8 +156,9 @@ class Converter:
 
     def samples(self, group: batch.Group, *, reward_key: str | None = None) -> list[Sample]:
         """Convert a generated group to the framework's samples, in their order. Raises InvalidField for rows of
-        trajectories.
+        trajectories, and for images.
         """
+        group.refuse_images("multimodal_train_inputs are not made of them")
         group.refuse_rows("the framework's samples of a prompt are compared with each other")
         return [self._sample(group, i, made, reward_key) for i, made in enumerate(group.samples)]
 

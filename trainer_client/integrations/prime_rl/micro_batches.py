@@ -89,7 +89,7 @@ class Packing:
 def pack(groups: Sequence[Group], packing: Packing) -> list[list[MicroBatch]]:
     """Pack groups into micro-batches for every data rank, equally many.
 
-    Raises InvalidField for advantages of a wrong shape.
+    Raises InvalidField for advantages of a wrong shape, and for images.
     """
     rollouts = [rollout for group in groups for rollout in _rollouts(group, packing)]
     trained = [each for each in (_without_zero_advantages(rollout) for rollout in rollouts) if each is not None]
@@ -137,6 +137,7 @@ def _baseline(group: Group, row: Sample) -> float:
 
 
 def _rollouts(group: Group, packing: Packing) -> list[MicroBatch]:
+    group.refuse_images("its micro-batches would need mm_kwargs, which this bridge does not make")
     advantages = group_advantages(group, packing.advantage)
     environment = ENVIRONMENTS.get(group.environment, group.environment)
     return [
