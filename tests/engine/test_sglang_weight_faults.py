@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import pickle
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.weights.swap import swap
 from tests.engine.against_fake import connected
 from tests.engine.fake_sglang import FakeSglang, never_answer, ok, refused
+from tests.support.flattened import tensors_in
 from tests.support.tiny_model import TinyModelShape, write_random_model
 
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
@@ -67,7 +67,8 @@ async def test_tensors_arrive_by_value_in_pieces_and_the_last_one_names_them(
         *[(None, False)] * (len(bodies) - 1),
         ("1.2", True),
     ]
-    pieces = [pickle.loads(base64.b64decode(body["serialized_named_tensors"][0])) for body in bodies]
+    assert {body["load_format"] for body in bodies} == {"flattened_bucket"}
+    pieces = [tensors_in(base64.b64decode(body["serialized_named_tensors"][0])) for body in bodies]
     assert len(pieces) > 1
     sizes = [sum(tensor.nbytes for _, tensor in piece) for piece in pieces]
     assert all(size <= 100_000 or len(piece) == 1 for size, piece in zip(sizes, pieces, strict=True))

@@ -143,13 +143,13 @@ class SglangWeights:
     def _check_handover(self, path: Path, version_label: str, found: Sequence[weight_files.StoredTensor]) -> None:
         why = ""
         total_bytes = sum(tensor.size_bytes for tensor in found)
-        odd = next((tensor for tensor in found if tensor.dtype not in tensor_pickle.STORAGES), None)
+        odd = next((tensor for tensor in found if tensor.dtype not in tensor_pickle.DTYPES), None)
         if not _is_loopback(self._calls.address):
             why = f"tensors are handed by value to engines on loopback only, and this one is {self._calls.address}"
         elif total_bytes > MAX_TENSORS_BYTES:
             why = f"{total_bytes} bytes of tensors; at most {MAX_TENSORS_BYTES} are handed over by value"
         elif odd is not None:
-            why = f"{odd.name} has type {odd.dtype}; by value go {', '.join(tensor_pickle.STORAGES)}"
+            why = f"{odd.name} has type {odd.dtype}; by value go {', '.join(tensor_pickle.DTYPES)}"
         if why:
             raise self._failed(str(path), version_label, why, kept=True)
 
@@ -159,7 +159,10 @@ class SglangWeights:
         encoded = b'"' + base64.b64encode(tensor_pickle.pickled(values)) + b'"'
         label = b"null" if version_label is None else f'"{version_label}"'.encode()
         flush = b"true" if version_label is not None and self._flushes else b"false"
-        return b'{"serialized_named_tensors":[%b],"weight_version":%b,"flush_cache":%b}' % (
+        shape = (
+            b'{"load_format":"flattened_bucket","serialized_named_tensors":[%b],"weight_version":%b,"flush_cache":%b}'
+        )
+        return shape % (
             b",".join([encoded] * self._ranks),  # one for each rank, and each takes its own part of it
             label,
             flush,
