@@ -30,6 +30,7 @@ def sglang_servers(
     weight_version: str = "0",
     overlap: bool = False,
     max_running_requests: int = 32,
+    max_total_tokens: int | None = None,
 ) -> Iterator[Servers]:
     """One server for each model, ready; they are gone afterwards. The event loop that owns them rests in between.
 
@@ -44,6 +45,7 @@ def sglang_servers(
                 weight_version=weight_version,
                 overlap_schedule=overlap,
                 max_running_requests=max_running_requests,
+                max_total_tokens=max_total_tokens,
                 ready_timeout_s=READY_TIMEOUT_S,
                 stop_grace_s=0.5,
             )
