@@ -1,4 +1,4 @@
-"""A worker's limit of samples in flight on a real server with a small KV cache: it grows, and falls when that is full."""
+"""A worker's limit of samples in flight on a real server with a small KV cache: it grows, and falls when full."""
 
 import itertools
 from collections.abc import Iterator
