@@ -137,7 +137,7 @@ def _batch(fields: Fields) -> ops.Batch:
                 )
             )
     revision, step, micro_batch, final, train_version, *totals, staleness_sum, staleness_max = facts
-    groups, samples, tokens, loss_tokens = totals
+    groups, samples, tokens, loss_tokens, trajectories = totals
     return ops.Batch(
         revision=revision,
         step=step,
@@ -148,6 +148,7 @@ def _batch(fields: Fields) -> ops.Batch:
         total_samples=samples,
         total_tokens=tokens,
         total_loss_tokens=loss_tokens,
+        total_trajectories=trajectories,
         staleness_sum=staleness_sum,
         staleness_max=staleness_max,
         shard=shard,

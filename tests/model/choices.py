@@ -117,6 +117,7 @@ class History:
             if lease_id
             else draw.pick((0, self.view.revision, self.view.revision, 1 + self.view.revision // 2)),
             version_tokens=draw.pick(((), _split(sum(lengths), head, tail))) if head != tail else (),
+            trajectories=draw.pick((0, 0, 1, samples)),
         )
 
     def send(self, draw: Draw, facts: Sequence[ops.GroupFacts]) -> ops.PushResult | None:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import assert_never
 
 from buffer_service.domain.gate import aged_out
-from buffer_service.domain.ops import AddedColumns, Batch, Pull, Reject, Rejected, ShardGroup, Short
+from buffer_service.domain.ops import AddedColumns, Batch, GroupFacts, Pull, Reject, Rejected, ShardGroup, Short
 from buffer_service.domain.policy import StaleAction
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField, ReplayGap, RunPaused, StepAhead, WorldSizeMismatch
@@ -50,7 +50,8 @@ def pull(run: RunState, request: Pull) -> Batch | Short:
     if not awaited and micro_batches.is_ready(run, plan):
         run.world_size = request.world_size
         return _reply(run, request, micro_batches.close(run, request.world_size, plan, step), replayed=False)
-    if run.draining and not run.leases and run.line.is_empty(run.now):
+    nothing_in_stages = run.queue.ready == len(run.queue)
+    if run.draining and not run.leases and nothing_in_stages and run.line.is_empty(run.now):
         run.settle()
         raise RunPaused(run.run_id, DRAINED)
     return Short(
@@ -110,6 +111,7 @@ def reject(run: RunState, request: Reject) -> Rejected:
         facts.total_samples,
         facts.total_tokens,
         facts.total_loss_tokens,
+        facts.total_trajectories,
         facts.staleness_sum,
         facts.staleness_max,
     )
@@ -180,6 +182,7 @@ def _reply(run: RunState, request: Pull, step: Step, *, replayed: bool) -> Batch
         total_samples=sum(group.facts.samples for group in groups),
         total_tokens=sum(group.facts.tokens for group in groups),
         total_loss_tokens=sum(group.facts.loss_tokens for group in groups),
+        total_trajectories=sum(trajectories(group.facts) for group in groups),
         staleness_sum=sum(staleness),
         staleness_max=max(staleness, default=0),
         shard=[_in_shard(group) for group in mine],
@@ -187,6 +190,11 @@ def _reply(run: RunState, request: Pull, step: Step, *, replayed: bool) -> Batch
         replayed=replayed,
         queued=run.queue.ready,
     )
+
+
+def trajectories(facts: GroupFacts) -> int:
+    """Trajectories that are trained on; unless it is said, each sample is one."""
+    return facts.trajectories or facts.samples
 
 
 def _in_shard(group: Group) -> ShardGroup:

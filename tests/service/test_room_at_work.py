@@ -103,7 +103,7 @@ class SlowStore:
         checksum = group_checksum(b"", payload_checksum(bytes(PAYLOAD_BYTES)))
         keys = [payload_key("r", i.to_bytes(16, "big"), checksum, MESSAGE_BYTES) for i in range(12)]
         shard = [ops.ShardGroup(f"g{i}/0", key, i, 0, 0) for i, key in enumerate(keys)]
-        totals: dict[str, Any] = {"total_groups": 12, "total_samples": 12, "total_tokens": 12, "total_loss_tokens": 12}
+        totals = dict.fromkeys((f"total_{what}" for what in ("groups", "samples", "tokens", "trajectories")), 12)
         rest: dict[str, Any] = {
             "staleness_sum": 0,
             "staleness_max": 0,
@@ -112,7 +112,15 @@ class SlowStore:
             "queued": 0,
         }
         return ops.Batch(
-            revision=Revision(1), step=0, micro_batch=0, final=True, train_version=0, shard=shard, **totals, **rest
+            revision=Revision(1),
+            step=0,
+            micro_batch=0,
+            final=True,
+            train_version=0,
+            shard=shard,
+            total_loss_tokens=12,
+            **totals,
+            **rest,
         )
 
     async def fetch(self, run_id: str, payload_keys: Sequence[str]) -> Sequence[ops.Buffer | None]:

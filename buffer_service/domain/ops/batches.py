@@ -62,6 +62,7 @@ class Batch:
     total_samples: int
     total_tokens: int
     total_loss_tokens: int
+    total_trajectories: int
     staleness_sum: int
     staleness_max: int
     shard: Sequence[ShardGroup]
@@ -107,6 +108,7 @@ class Rejected:
     total_samples: int
     total_tokens: int
     total_loss_tokens: int
+    total_trajectories: int
     staleness_sum: int
     staleness_max: int
 

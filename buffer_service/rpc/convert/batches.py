@@ -36,7 +36,6 @@ def to_batch_info(
         batch,
         shard_groups=len(batch.shard),
         staleness_mean_milli=_mean_milli(batch),
-        total_trajectories=0,  # They are not counted.
         waited_ms=waited_ms,
         queued_groups=batch.queued,
         committed_steps=committed_steps,
@@ -62,10 +61,9 @@ def to_rejected(rejected: ops.Rejected) -> pb.RejectResponse:
     info = message_of(
         pb.BatchInfo,
         rejected,
-        **{name: 0 for name in ("shard_groups", "shard_tokens", "waited_ms", "queued_groups")},
+        **dict.fromkeys(("shard_groups", "shard_tokens", "waited_ms", "queued_groups"), 0),
         committed_steps=0,
         checkpointed_steps=0,
-        total_trajectories=0,
         staleness_mean_milli=_mean_milli(rejected),
         replayed=False,
     )

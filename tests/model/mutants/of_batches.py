@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from buffer_service.domain.ops import Reject, Rejected
+from buffer_service.domain.ops import GroupFacts, Reject, Rejected
 from buffer_service.domain.policy import StaleAction
 from buffer_service.domain.steering.decisions import Decision
 from buffer_service.rules.transitions import GroupState
@@ -13,6 +13,10 @@ from tests.oracle.records import Group
 from tests.oracle.rules.sharding import shard
 from tests.oracle.state import RunState
 from tests.oracle.steps import Loads, MicroBatch, Step
+
+
+def every_row_is_one(facts: GroupFacts) -> int:
+    return facts.samples
 
 
 def in_turn(

@@ -53,6 +53,7 @@ class Defect:
 
 
 MUTANTS: dict[str, Defect] = {
+    "every row is a trajectory": Defect("steady", batches, "trajectories", of_batches.every_row_is_one),
     "partial rollouts take no place in a reply": Defect(
         "interrupted", leasing, "_lease_bytes", of_engines.partial_rollouts_weigh_nothing
     ),

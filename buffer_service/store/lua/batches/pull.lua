@@ -7,7 +7,7 @@
 --         published one), micro-batch, batch_groups (-1: the policy's), portion, again}; portion: groups that one call
 --         takes, or evicts, of these at most EVICTED_AT_ONCE; again: 1 for a later call of the same try, after 'more'
 -- Replies {'batch', revision, step, micro-batch, final, train_version, groups, samples, tokens, loss_tokens,
--- staleness_sum,
+-- trajectories, staleness_sum,
 --         staleness_max, shard_tokens, replayed, queued, forks, chunks}; sizes and staleness are those of the step up
 --         to this micro-batch; chunks are packed arrays of group records (Record) whose heads and tails are still to
 --         be clamped by the forks ({term, version}) after their term
@@ -68,7 +68,8 @@ local function answer(header, stored, replayed)
   local final = step < state.next_step and micro_batch == header.micro_batches - 1 and not header.missing
   local total = stored.total
   return reply('batch', end_run(), step, micro_batch, final and 1 or 0, header.train_version, total.groups,
-    total.samples, total.tokens, total.loss_tokens, total.staleness_sum, total.staleness_max,
+    total.samples, total.tokens, total.loss_tokens, Batches.trajectories(total), total.staleness_sum,
+    total.staleness_max,
     stored.ranks[rank + 1][1], replayed, Queue.count(ctx), state.forks, chunks)
 end
 
@@ -148,7 +149,7 @@ end
 -- The pull's answer while too little is queued, or the batch waits for groups in flight.
 local function short(queued, size, wanted, awaited, first)
   local leased = call('ZCARD', key('leases'))
-  if state.draining and leased == 0 and not Waiting.head(ctx) then
+  if state.draining and leased == 0 and ctx.staged == 0 and not Waiting.head(ctx) then
     end_run()
     return refuse('run_paused', 'drained')
   end

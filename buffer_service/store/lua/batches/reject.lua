@@ -4,7 +4,7 @@
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, term, step, group ids, reason}
 -- Replies {'rejected', revision, rejected, missing, step, micro-batch (the last one), final, train_version, groups,
--- samples, tokens, loss_tokens, staleness_sum, staleness_max}; rejected: by this call; missing: groups that the step is
+-- samples, tokens, loss_tokens, trajectories, staleness_sum, staleness_max}; rejected: by this call; missing: groups that the step is
 --         still to get; sizes and staleness are those of the step as it is now
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'run_paused' | 'step_ahead' |
 --         'step_committed' | 'not_of_step', ...}
@@ -72,5 +72,5 @@ local missing = is_open and header.target - header.groups or header.missing or 0
 local last = header.micro_batches - 1
 local total = Batches.load_micro_batch(step, last).total
 return reply('rejected', Run.close(ctx), rejected, missing, step, last, (is_open or missing > 0) and 0 or 1,
-  header.train_version, total.groups, total.samples, total.tokens, total.loss_tokens, total.staleness_sum,
-  total.staleness_max)
+  header.train_version, total.groups, total.samples, total.tokens, total.loss_tokens, Batches.trajectories(total),
+  total.staleness_sum, total.staleness_max)

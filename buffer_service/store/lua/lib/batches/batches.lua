@@ -6,10 +6,12 @@
 -- state.missing is the sum over steps that are not committed), and of the groups that it has now: groups, samples,
 -- tokens, bytes, environments ({environment = {groups, samples, tokens, bytes}}). Whether they are forming, delivered or
 -- trained follows from next_step and committed_steps. hash `micro_batches`, "step/micro-batch" → msgpack map: own and
--- total (of this micro-batch, and of the step up to it: groups, samples, tokens, loss_tokens, bytes, staleness_sum,
--- staleness_max), train_version (as of closing; absent before), replaces (true where it makes up for rejected groups, else absent), and ranks: for each {tokens,
--- chunks}. hash `rejected`, step → msgpack array of the ids of its groups that were rejected. hash `chunks`, "step/micro-batch/rank/index" (from 0) → msgpack array of group records in order of
--- sequence, at most CHUNK of them: what one rank pulls is returned without being unpacked, and freed in portions.
+-- total (of this micro-batch, and of the step up to it: groups, samples, further_rows (samples beyond trajectories),
+-- tokens, loss_tokens, bytes, staleness_sum, staleness_max), train_version (as of closing; absent before), replaces
+-- (true where it makes up for rejected groups, else absent), and ranks: for each {tokens, chunks}. hash `rejected`,
+-- step → msgpack array of the ids of its groups that were rejected. hash `chunks`, "step/micro-batch/rank/index" (from
+-- 0) → msgpack array of group records in order of sequence, at most CHUNK of them: what one rank pulls is returned
+-- without being unpacked, and freed in portions.
 
 -- @include groups
 -- @include sharding
@@ -88,8 +90,8 @@ function Batches.sum(groups, train_version)
     end
     its[#its + 1] = groups[index]
   end
-  local own = {groups = #groups, samples = 0, tokens = 0, loss_tokens = 0, bytes = 0, staleness_sum = 0,
-    staleness_max = 0}
+  local own = {groups = #groups, samples = 0, further_rows = 0, tokens = 0, loss_tokens = 0, bytes = 0,
+    staleness_sum = 0, staleness_max = 0}
   -- Groups of one version by it; of the others by staleness; response tokens by staleness, and in thousandths.
   local by_version, by_total, by_pre_queue, by_in_queue, by_token, tokens_behind = {}, {}, {}, {}, {}, {}
   local loss_tokens, most, spanning, longest_tokens, rewards, turns, truncated_samples = 0, 0, 0, 0, 0, 0, 0
@@ -125,6 +127,12 @@ function Batches.sum(groups, train_version)
         by_total[total] = (by_total[total] or 0) + 1
         by_pre_queue[before] = (by_pre_queue[before] or 0) + 1
         by_in_queue[waited] = (by_in_queue[waited] or 0) + 1
+      end
+      if place <= #responses_of then
+        local version, further, behind_it = struct.unpack(Record.VERSION_TOKENS, responses_of, place)
+        if version == Record.NO_VERSION then
+          own.further_rows, place = own.further_rows + further, behind_it
+        end
       end
       if place > #responses_of then
         tokens_behind[behind] = (tokens_behind[behind] or 0) + response
@@ -186,6 +194,11 @@ function Batches.up_to(before, own)
     total[name] = name == 'staleness_max' and math.max(earlier, value) or earlier + value
   end
   return total
+end
+
+-- Trajectories of what a step has up to a micro-batch.
+function Batches.trajectories(total)
+  return total.samples - (total.further_rows or 0)
 end
 
 -- Fields of the chunks of one rank (from 0).

@@ -15,8 +15,11 @@ function Results.check(group, task)
     return {'task_id', group[P_TASK_ID], task.name .. ', the task of the lease'}
   elseif group[P_INCARNATION] ~= 0 then
     return {'incarnation', format('%d', group[P_INCARNATION]), '0 for the task of an evaluation'}
-  elseif group[P_SAMPLES] ~= task.group_size then
-    return {'samples', format('%d samples', group[P_SAMPLES]), format('%d, the group_size of the task', task.group_size)}
+  end
+  local trajectories = group[P_TRAJECTORIES] > 0 and group[P_TRAJECTORIES] or group[P_SAMPLES]
+  if trajectories ~= task.group_size then
+    local what = trajectories == group[P_SAMPLES] and 'samples' or 'trajectories'
+    return {'samples', format('%d %s', trajectories, what), format('%d, the group_size of the task', task.group_size)}
   elseif not is_pinned(group[P_HEAD_TERM], group[P_HEAD]) or not is_pinned(group[P_TAIL_TERM], group[P_TAIL]) then
     local found = format('versions %d.%d to %d.%d', group[P_HEAD_TERM], group[P_HEAD], group[P_TAIL_TERM],
       group[P_TAIL])

@@ -60,7 +60,10 @@ end
 function Accepted.pack_responses(ctx, group)
   local packed = struct.pack(Record.RESPONSES, group[P_RESPONSE_TOKENS], group[P_MAX_RESPONSE_TOKENS],
     group[P_REWARD_MILLI], group[P_TURNS], group[P_TRUNCATED_SAMPLES])
-  local versions = group[P_VERSION_TOKENS]
+  local versions, trajectories = group[P_VERSION_TOKENS], group[P_TRAJECTORIES]
+  if trajectories > 0 and trajectories < group[P_SAMPLES] then
+    packed = packed .. struct.pack(Record.VERSION_TOKENS, Record.NO_VERSION, group[P_SAMPLES] - trajectories)
+  end
   for index = 1, #versions, 3 do
     local version = Timeline.effective(ctx, versions[index], versions[index + 1])
     packed = packed .. struct.pack(Record.VERSION_TOKENS, version, versions[index + 2])

@@ -19,8 +19,9 @@ Record.RESPONSES = '<I5I4i6I4I2'
 
 -- After it: (version, response tokens of it) for each version below the tail, of the timeline as of the group's
 -- acceptance, so that min(version, tail) is that of the present one. None where all tokens count as of the mean
--- version.
+-- version. Before these, where samples are rows of trajectories, one for no version: samples beyond the trajectories.
 Record.VERSION_TOKENS = '<I6I5'
+Record.NO_VERSION = 2 ^ 48 - 1
 
 -- Keys of all payloads of a group: its own first, then those that stages have added.
 function Record.payloads(group)
