@@ -198,6 +198,8 @@ BY_TEMPLATE = {
         OPEN + "service: {outside: {kind: GRPCRoute, host: rb.example}}",
         "service.outside.parentRefs",
     ),
+    "backups without a claim": (OPEN + "store: {backup: {enabled: true}}", "store.backup.claim"),
+    "backups of a cluster": (OPEN + "store: {mode: cluster, backup: {enabled: true, claim: c}}", "not of mode cluster"),
     "no pod without KEDA": (POOL % "autoscaling: {enabled: true, minReplicas: 0}", "autoscaling.by keda"),
     "a label that selects": (
         POOL % "podLabels: {app.kubernetes.io/name: x}",

@@ -2,6 +2,12 @@
 
 {{- define "rb.storeEnv" -}}
 {{- $store := .Values.store -}}
+{{- if or $store.backup.enabled $store.backup.restore -}}
+{{- if not (has $store.mode (list "single" "sentinel")) -}}
+{{- fail (printf "store.backup: is of the bundled store in modes single and sentinel, not of mode %s" $store.mode) -}}
+{{- end -}}
+{{- $_ := required "store.backup.claim: name the PersistentVolumeClaim of the snapshots" $store.backup.claim -}}
+{{- end -}}
 {{- if or (ne $store.mode "external") (include "rb.shards" .) -}}
 {{- include "rb.storePasswordEnv" . }}
 {{ end -}}

@@ -1,10 +1,13 @@
 #!/bin/sh
-# Runs one program of the bundled store. usage: run.sh server | replicated | sentinel | cluster
+# Runs one program of the bundled store. usage: run.sh server | replicated | sentinel | cluster | backup | restore
 #
 #   server      a Valkey alone
 #   replicated  one of several: primary or replica, as a majority of the Sentinels says
 #   sentinel    the Sentinel beside it
 #   cluster     one of a cluster, which form.sh beside this script makes
+#   backup      writes a snapshot of the primary (HOSTS, or FROM) to BACKUPS, and deletes all but the newest KEEP
+#   restore     makes the volume of a server that has never run hold the snapshot RESTORE of BACKUPS; ends at once on any
+#               other volume, and in a pod that is not the first
 #
 # Beside Sentinels, who is primary is known by the Sentinels and nobody else: they keep it on the volume, so that after a restart of
 # everything the newest data stay primary. Only Sentinels that have never run begin with the first host.
@@ -14,12 +17,12 @@
 # CONFIG (/run/valkey), PORT (6379), SENTINEL_PORT (26379), BIND (every address), WAIT_S (120), and in mode replicated
 # REPL_BACKLOG (64mb) and REPLICA_BUFFER_LIMIT (4gb 2gb 300): how far behind a replica may be before it has to copy
 # everything again, and what is kept for it while it copies; in mode cluster these, and what form.sh asks for, and
-# NODE_TIMEOUT_MS. With Valkey's own (10mb, 256mb 64mb 60) a large store under
+# NODE_TIMEOUT_MS. BACKUPS is /backups by default. With Valkey's own (10mb, 256mb 64mb 60) a large store under
 # load cuts a replica off during the copy, again and again. Give less where maxmemory leaves less memory free.
 set -eu
 umask 077
 data=${DATA:-/data} config=${CONFIG:-/run/valkey} port=${PORT:-6379} sentinel_port=${SENTINEL_PORT:-26379}
-password=${STORE_PASSWORD:-}
+password=${STORE_PASSWORD:-} backups=${BACKUPS:-/backups}
 
 quorum() {
     # shellcheck disable=SC2086 # one word a host
@@ -154,8 +157,54 @@ END
     mv "$file.new" "$file"
     exec valkey-server "$file" --sentinel
     ;;
+backup)
+    host=${FROM:-}
+    if [ -n "${HOSTS:-}" ]; then
+        primary=$(find_primary)
+        host=${primary% *} port=${primary#* }
+    fi
+    file=$backups/$(date -u +%Y%m%dT%H%M%SZ).rdb
+    # One that was ended before its time leaves its part behind.
+    rm -f "$backups"/*.rdb.part
+    REDISCLI_AUTH=$password valkey-cli -h "$host" -p "$port" --rdb "$file.part" >&2
+    mv "$file.part" "$file"
+    echo "store: wrote $file, $(wc -c < "$file") bytes" >&2
+    find "$backups" -maxdepth 1 -name '*.rdb' | sort -r | tail -n "+$((KEEP + 1))" | while read -r old; do
+        rm -f "$old"
+        echo "store: deleted $old" >&2
+    done
+    ;;
+restore)
+    case ${POD_NAME:-store-0} in *-0) ;; *) exit 0 ;; esac
+    if [ -e "$data/appendonlydir" ]; then
+        echo "store: the volume holds a store already; $RESTORE is not restored" >&2
+        exit 0
+    fi
+    # What an attempt that was ended has left is no store yet.
+    rm -rf "$data/restoring"
+    mkdir "$data/restoring"
+    cp "$backups/$RESTORE" "$data/restoring/dump.rdb"
+    valkey-server --port 0 --unixsocket "$config/restore.sock" --dir "$data/restoring" --save "" --appendonly no &
+    server=$!
+    ask() { valkey-cli -s "$config/restore.sock" --raw "$@" 2> /dev/null || true; }
+    until [ "$(ask ping)" = PONG ]; do
+        kill -0 "$server" || exit 1
+        sleep 0.2
+    done
+    echo "store: $RESTORE has $(ask dbsize) keys" >&2
+    ask config set appendonly yes > /dev/null
+    until ask info persistence | tr -d '\r' |
+        awk -F: '/^aof_(enabled|rewrite_in_progress|rewrite_scheduled):/ { s = s $2 } END { exit s != "100" }'; do
+        kill -0 "$server" || exit 1
+        sleep 0.2
+    done
+    ask shutdown nosave
+    wait "$server" || true
+    mv "$data/restoring/appendonlydir" "$data/appendonlydir"
+    rm -rf "$data/restoring"
+    ;;
 *)
-    echo "usage: run.sh server | replicated | sentinel | cluster" >&2
+    echo "usage: run.sh server | replicated | sentinel | cluster | backup | restore" >&2
     exit 2
     ;;
 esac
