@@ -117,7 +117,13 @@ async def test_on_a_gpu_sglang_has_its_own_defaults_and_the_gpus_that_it_is_give
     python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The last one is set by torch, where another test has imported its compiler.
-    ours = ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SGLANG_USE_CPU_ENGINE")
+    ours = (
+        "OMP_NUM_THREADS",
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+        "SGLANG_USE_CPU_ENGINE",
+        "SGLANG_VLM_CACHE_SIZE_MB",
+    )
     for name in (*ours, "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     given_gpus = options(python, tmp_path, device="cuda", gpus=["2", "3"], extra_flags=("--tp", "2"))
@@ -130,7 +136,7 @@ async def test_on_a_gpu_sglang_has_its_own_defaults_and_the_gpus_that_it_is_give
     }
     assert arguments[arguments.index("--device") + 1] == "cuda"
     variables = {name: value for name, value in environment(given).items() if not name.startswith("PYTHON")}
-    assert variables == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert variables == {"CUDA_VISIBLE_DEVICES": "2,3", "SGLANG_VLM_CACHE_SIZE_MB": "0"}
 
 
 async def test_variables_that_somebody_has_set_are_left_as_they_are(

@@ -197,7 +197,9 @@ def masked() -> Any:
         },
     )  # fmt: skip
     facts = {"group_index": 0, "indices": [0], "prompt": "", "label": None, "metadata": {}}
-    return SimpleNamespace(samples=(sample,), metadata=facts, refuse_rows=lambda _who: None, refuse_images=lambda _why: None)
+    return SimpleNamespace(
+        samples=(sample,), metadata=facts, refuse_rows=lambda _who: None, refuse_images=lambda _why: None
+    )
 
 
 def test_slime_is_told_which_tokens_could_be_drawn_where_it_cuts_by_top_p() -> None:

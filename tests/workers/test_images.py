@@ -263,6 +263,10 @@ async def test_the_server_is_sent_a_placeholder_and_the_image_and_what_was_made(
         (body,) = fake.received["/generate"]
     assert [sample.output_ids.tolist() for sample in made] == [[7, 8]] * 2
     assert body["input_ids"] == [[1, PAD, 2, PAD, 3], [1, PAD, 2, PAD, 3, 7, 8]]
+    # What the server keeps of an image is that of one version of the weights, and shared by the samples.
+    first, second = body["mm_hashes"]
+    assert first == second
+    assert len(set(first)) == 2
     encoded = [base64.b64decode(each.partition(",")[2]) for each in body["image_data"][0]]
     assert encoded == [png(colour=0), png(colour=1)]
     assert [set(each["logit_bias"]) for each in body["sampling_params"]] == [{str(PAD)}] * 2

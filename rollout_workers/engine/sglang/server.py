@@ -89,6 +89,8 @@ def arguments(options: SglangServerOptions, port: int) -> list[str]:
     if options.device == "cpu":
         given += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
         given += ["--grammar-backend", "none"]
+        if "--enable-lora" in options.extra_flags:
+            given += ["--lora-backend", "torch_native"]
     if options.overlap_schedule is False:
         given.append("--disable-overlap-schedule")
     # Events of a stream bring what is new, instead of all so far each time.
@@ -110,6 +112,8 @@ def environment(options: SglangServerOptions) -> dict[str, str]:
         # are compiled at their first use, which needs more than a CPU's environment has, and ends the server.
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SGLANG_USE_CPU_ENGINE", "TORCHDYNAMO_DISABLE"):
             values.setdefault(name, "1")
+    # What a model made of an image is kept over loads of weights otherwise.
+    values.setdefault("SGLANG_VLM_CACHE_SIZE_MB", "0")
     if options.gpus is not None:
         values["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpus)
     for inherited in (

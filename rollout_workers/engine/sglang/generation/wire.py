@@ -14,6 +14,9 @@ What SGLang 0.5.23 does, and what follows for this file:
 - A prompt with images has one placeholder token for each in `input_ids`, and the images in `image_data`, as names of
   files or as data URLs. The server expands the placeholders, and keeps the other ids (SGLANG_MM_AVOID_RETOKENIZE).
   Where it cannot, as for ids that are expanded already, it tokenizes anew with a warning alone: `prompt_tokens` tells.
+- What the model makes of an image is kept by the image's hash, and no load of weights ends that. So `mm_hashes` names
+  it by weights too. A request that lives through a load still gets what older weights made, unless the server keeps
+  nothing (SGLANG_VLM_CACHE_SIZE_MB=0).
 - Requests of one batch come back in their order; one that is refused takes the whole batch with it.
 """
 
@@ -21,6 +24,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -190,7 +194,8 @@ def generate_body(
         sampling.append(parameters)
         masks.append(narrowed)
     return {
-        **_more(requests, settings),
+        **_more(requests),
+        **_images(requests, settings, cache_keys),
         "rid": [request.rid for request in requests],
         "input_ids": [_input_ids(request) for request in requests],
         "sampling_params": sampling,
@@ -201,18 +206,28 @@ def generate_body(
     }
 
 
-def _more(requests: Sequence[SampleRequest], settings: ServerSettings) -> dict[str, Any]:
+def _more(requests: Sequence[SampleRequest]) -> dict[str, Any]:
     """What is asked of the batch only where a request of it needs it."""
     more: dict[str, Any] = {}
     if any(ENTROPY in request.columns for request in requests):
         more["sampling_logprobs_mode"] = ["support" if ENTROPY in r.columns else "selected" for r in requests]
     if any(tops := [max(map(top_of, request.columns), default=0) for request in requests]):
         more["top_logprobs_num"] = tops
-    if any(request.images for request in requests):
-        more["image_data"] = [[_image_data(image, settings) for image in request.images] for request in requests]
     if (start := first_position(requests)) is not None:
         more |= {"return_routed_experts": True, "routed_experts_start_len": start}
     return more
+
+
+def _images(requests: Sequence[SampleRequest], settings: ServerSettings, cache_keys: Sequence[str]) -> dict[str, Any]:
+    """Images of the requests, and names under which the server keeps what it makes of them: of one cache key each."""
+    if not any(request.images for request in requests):
+        return {}
+    names = [
+        [sha256(f"{key} {image.sha256}".encode()).hexdigest()[:16] for image in request.images]
+        for request, key in zip(requests, cache_keys, strict=True)
+    ]
+    data = [[_image_data(image, settings) for image in request.images] for request in requests]
+    return {"image_data": data, "mm_hashes": names}
 
 
 def _placeholders(request: SampleRequest) -> set[int]:
