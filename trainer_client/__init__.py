@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from trainer_client.state import (
         Ledger,
         Published,
+        Rejected,
         Resumed,
         RunState,
         Submitted,
@@ -76,6 +77,7 @@ __all__ = [
     "Publication",
     "PublishFailed",
     "Published",
+    "Rejected",
     "Resumed",
     "RunState",
     "Sample",
@@ -128,6 +130,7 @@ _HOMES = {
     "trainer_client.state": (
         "Ledger",
         "Published",
+        "Rejected",
         "Resumed",
         "RunState",
         "Submitted",

@@ -63,7 +63,7 @@ class BatchInfo:
     micro_batch: int = 0
     """Number of the micro-batch, from 0; the last one where several were gathered into a whole batch."""
     final: bool = True
-    """True for the step's last micro-batch, and for whole batches."""
+    """True for the step's last micro-batch, and for whole batches, unless the step lacks groups for rejected ones."""
     committed_steps: int = 0
     """Number of steps committed, as the service said to a pull that committed; else 0."""
     checkpointed_steps: int = 0
@@ -234,6 +234,11 @@ class Group:
     def incarnation(self) -> int:
         """Incarnation of the task: the number of times that it was started anew from nothing."""
         return self.header.incarnation
+
+    @property
+    def group_id(self) -> str:
+        """Id of the group: task_id/incarnation."""
+        return f"{self.task_id}/{self.incarnation}"
 
     @property
     def environment(self) -> str:

@@ -1,12 +1,12 @@
 """Keys of pulls within steps and micro-batches, and the joining of micro-batches into whole batches."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from trainer_client.batch import Batch
+    from trainer_client.batch import Batch, BatchInfo
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,6 +20,11 @@ class PullKey:
     def after(cls, batch: "Batch") -> Self:
         """Return the key that follows a pulled batch or micro-batch."""
         return cls(batch.step + 1) if batch.final else cls(batch.step, batch.micro_batch + 1)
+
+    @classmethod
+    def of(cls, batch: "Batch") -> Self:
+        """Return the key at which a batch or micro-batch was pulled."""
+        return cls(batch.step, batch.micro_batch)
 
     def __str__(self) -> str:
         return f"micro-batch {self.micro_batch} of step {self.step}" if self.micro_batch else f"step {self.step}"
@@ -46,13 +51,29 @@ class MicroBatches:
         """Remove all micro-batches and return them as one batch; None until the final micro-batch came."""
         if not (self._come and self._come[-1].final):
             return None
-        whole = _joined(self._come)
+        whole = joined(self._come)
         self._come.clear()
         return whole
 
 
-def _joined(micro_batches: Sequence["Batch"]) -> "Batch":
-    """Join all micro-batches of a step into one batch. Copies no array."""
+def without(batch: "Batch", group_ids: Collection[str], now: "BatchInfo") -> "Batch":
+    """Return a batch without groups that its step has lost, with the totals that the step has `now`."""
+    groups = tuple(group for group in batch.groups if group.group_id not in group_ids)
+    info = replace(
+        now,
+        micro_batch=batch.micro_batch,
+        final=now.final and batch.micro_batch >= now.micro_batch,
+        shard_groups=len(groups),
+        shard_tokens=sum(sample.tokens for group in groups for sample in group.header.samples),
+        replayed=batch.info.replayed,
+        queued_groups=batch.info.queued_groups,
+        waited_s=batch.info.waited_s,
+    )
+    return replace(batch, info=info, groups=groups)
+
+
+def joined(micro_batches: Sequence["Batch"]) -> "Batch":
+    """Join micro-batches of a step into one batch. Copies no array."""
     if len(micro_batches) == 1:
         return micro_batches[0]
     infos = [batch.info for batch in micro_batches]

@@ -10,6 +10,7 @@ from trainer_client.policy import Policy
 
 if TYPE_CHECKING:
     from buffer_wire.estimate import Estimate
+    from trainer_client.batch import BatchInfo
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,6 +44,7 @@ class GroupLedger:
     dropped_stale: Amount
     recycled: Amount
     filtered: Amount
+    rejected: Amount
     discarded: Amount
     lost: Amount
     balanced: bool
@@ -221,6 +223,8 @@ class RunState:
     """Controller of a target of staleness; None where there is no target, or nothing was published since."""
     stages: tuple[StageState, ...] = ()
     """Stages of the policy in their order, then those that are named no more while groups are in them."""
+    missing_groups: int = 0
+    """Groups that complete steps, which are not committed, are still to get for rejected ones."""
 
     environment_work: tuple[EnvironmentWork, ...] = ()
     """Work on tasks by environment, in order of name."""
@@ -250,6 +254,18 @@ class Published:
 
     version: WeightVersion
     committed_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Result of a rejection: the step as it is now."""
+
+    rejected_groups: int
+    """Groups that this call has rejected; a repeat rejects none."""
+    missing_groups: int
+    """Groups that the step is still to get, in the micro-batches after `info.micro_batch`."""
+    info: "BatchInfo"
+    """Info of the step: its totals, its last micro-batch, and whether that is final. A shard is not meant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,9 @@ def capacity(
         max_lookahead k          ((k + 1) * b - unpublished_steps) * N + missing - (forming + queued + leased)
 
     for batches of N groups and b batches per publish. `unpublished_steps`: complete steps that the last publish did not
-    cover. `missing`: groups that complete steps are still to get for rejected ones. `behind`: versions by which the engine's weights are older than the published ones. `lookahead_milli`: k in
-    thousandths, where a controller lowered it by a fraction; UNSET: the policy's.
+    cover. `missing`: groups that complete steps are still to get for rejected ones. `behind`: versions by which the
+    engine's weights are older than the published ones. `lookahead_milli`: k in thousandths, where a controller lowered
+    it by a fraction; UNSET: the policy's.
 
     The last is the bound of AReaL, (k + version + 1) * N - (accepted + running), where every step has N groups and
     every version b steps. Counted in steps, it also holds when batches differ in size, versions leave gaps, or a resume

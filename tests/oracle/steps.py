@@ -1,8 +1,8 @@
 """Steps: what the trainer's batches are made of, micro-batch by micro-batch.
 
-Invariants: a whole batch is one micro-batch, and more where groups of it were rejected; a streamed step keeps the form of
-its first micro-batch until it is complete; a micro-batch never changes, except that a lost or rejected group leaves it
-and that it is split again for another world size.
+Invariants: a whole batch is one micro-batch, and more where groups of it were rejected; a streamed step keeps the form
+of its first micro-batch until it is complete; a micro-batch never changes, except that a lost or rejected group leaves
+it and that it is split again for another world size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from tests.oracle.records import Group
 from tests.oracle.rules.sharding import shard
-
 
 Loads: TypeAlias = Sequence[tuple[int, int]]
 """Tokens and groups by rank."""

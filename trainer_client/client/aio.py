@@ -131,6 +131,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
     submit_tasks = operation(requests.submit_tasks)
     write_blob = operation(requests.write_blob)
     read_blob = operation(requests.read_blob)
+    reject = operation(requests.reject)
     commit = operation(requests.commit)
     checkpoint = operation(requests.checkpoint)
     resume = operation(requests.resume)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from buffer_wire.messages import value_of
-from rollout_buffer.v1 import common_pb2, runs_pb2
+from rollout_buffer.v1 import batches_pb2, common_pb2, runs_pb2
 from trainer_client import state
 from trainer_client.forks import CALLS
 from trainer_client.policy import Policy
@@ -33,6 +33,16 @@ def run_state(run: runs_pb2.Run, revision: int) -> state.RunState:
         estimate=_estimate(run) if run.HasField("estimate") else None,
         control=value_of(state.StalenessControl, run.control) if run.HasField("control") else None,
     )
+
+
+def rejected(reply: batches_pb2.RejectResponse) -> state.Rejected:
+    """Decode how a step stands after a rejection."""
+    with CALLS.under_way():
+        from trainer_client.batch import BatchInfo
+
+    wire = reply.batch
+    info = value_of(BatchInfo, wire, staleness_mean=wire.staleness_mean_milli / 1000, waited_s=0.0)
+    return state.Rejected(reply.rejected_groups, reply.missing_groups, info)
 
 
 def _estimate(run: runs_pb2.Run) -> "Estimate":

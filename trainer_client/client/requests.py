@@ -24,6 +24,8 @@ from trainer_client.client.call import Call
 from trainer_client.policy import Policy
 from trainer_client.state import Published, Resumed, RunState, Submitted, TrainerTime
 from trainer_client.tasks import Task, blobs_of, tasks_to_wire
+from trainer_client.state import Published, Rejected, Resumed, RunState, Submitted, TrainerTime
+from trainer_client.tasks import Task, tasks_to_wire
 from trainer_client.waiting import OnWait
 
 if TYPE_CHECKING:
@@ -281,6 +283,24 @@ def commit(run_id: str, *, term: int, through_step: int) -> Call[batches_pb2.Com
         lambda ref: batches_pb2.CommitRequest(run=ref, term=term, through_step=through_step),
         batches_pb2.CommitResponse,
         lambda reply: reply.committed_steps,
+    )
+
+
+def reject(
+    run_id: str, *, term: int, step: int, group_ids: Sequence[str], reason: str
+) -> Call[batches_pb2.RejectResponse, Rejected]:
+    """Give groups of a step back, at most 4,096; the step is to get as many others, which are then pulled.
+
+    `group_ids`: empty: only says how the step stands. `reason`: for people, one line. Raises StaleTerm, StepAhead, and
+    InvalidField for a group that the step never had; then none is rejected.
+    """
+    return Call(
+        "/rollout_buffer.v1.BatchService/Reject",
+        run_id,
+        f"rejecting {len(group_ids)} groups of step {step}",
+        lambda ref: batches_pb2.RejectRequest(run=ref, term=term, step=step, group_ids=group_ids, reason=reason),
+        batches_pb2.RejectResponse,
+        replies.rejected,
     )
 
 

@@ -43,6 +43,12 @@ class TrainClock:
         with self._lock:
             self._handed_out = step + 1
 
+    def take_back(self, step: int) -> None:
+        """Record that `step`, which was handed out whole, lacks groups: it is not trained yet."""
+        with self._lock:
+            self._handed_out = min(self._handed_out, step)
+            self._trained = min(self._trained, step)
+
     def train(self) -> None:
         """Record that every step handed out is trained."""
         with self._lock:

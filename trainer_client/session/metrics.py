@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, SupportsFloat, TypeAlias
@@ -113,6 +113,7 @@ class StepMeter:
         self._groups: list[Group] = []
         """Groups without their payloads, whose memory is freed as soon as the trainer has no more use for it."""
         self._received_bytes = 0
+        self._rejected = 0
         self._logged: dict[str, SupportsFloat] = {}
         self._asked = False
         """True when the run was asked for in this step."""
@@ -166,6 +167,12 @@ class StepMeter:
         if batch.final and self._on_step is not None:
             self._ask()
 
+    def rejected(self, kept: Batch, group_ids: Collection[str]) -> None:
+        """Count groups that were given back of what `got` has counted; `kept`: the batch without them."""
+        self._info = kept.info
+        self._groups = [group for group in self._groups if group.group_id not in group_ids]
+        self._rejected += len(group_ids)
+
     def log(self, values: Mapping[str, SupportsFloat]) -> None:
         """Add figures of the trainer's own to this step, under their own names."""
         self._logged.update(values)
@@ -213,6 +220,7 @@ class StepMeter:
             return {}
         figures = {**of_step(info), **of_groups(self._groups), **times}
         figures["received_bytes"] = self._received_bytes
+        figures["rejected_groups"] = self._rejected
         if run is not None:
             figures |= of_run(run, self._before)
         if (tally := self._tally()) is not None:

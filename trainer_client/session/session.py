@@ -29,18 +29,19 @@ sees that a finite iterable of tasks is used up; it has to tell the others.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self, SupportsFloat
 
 from buffer_wire.errors import InvalidField
-from trainer_client.batch import Batch
+from trainer_client.batch import Batch, Group
 from trainer_client.client.engines import Quorum
 from trainer_client.client.evaluation.blocking import Evaluation
 from trainer_client.client.operations import ServiceClient
 from trainer_client.client.pulling import PullSpec
 from trainer_client.forks import Holder
-from trainer_client.micro_batches import MicroBatches, PullKey
+from trainer_client.micro_batches import MicroBatches, PullKey, joined, without
 from trainer_client.policy import Policy
 from trainer_client.progress import ProgressBar
 from trainer_client.publish.publication import WeightSource
@@ -52,11 +53,14 @@ from trainer_client.session.plan import SessionPlan
 from trainer_client.session.prefetch import Prefetcher
 from trainer_client.session.publishing import Publishing, Repeater
 from trainer_client.session.puller import Puller, PullSource, pulls_of
-from trainer_client.state import Resumed, RunState
+from trainer_client.state import Rejected, Resumed, RunState
 from trainer_client.tasks import Task
 from trainer_client.waiting import OnWait
 
 logger = logging.getLogger("trainer_client")
+
+MAX_REJECTED = 4_096
+"""Largest number of groups that one call gives back."""
 
 
 class TrainerSession:
@@ -83,8 +87,12 @@ class TrainerSession:
         self._clock = TrainClock(start.version, start.next_step, run.policy.batches_per_publish or 1)
         self._feeder = feeder_of(client, plan, run.policy, start) if plan.rank == 0 else None
         self._repeater = Repeater(self._look, self._can_repeat, self._repeat, start)
-        self._puller = self._make_puller(plan)
+        self._direct, self._puller = self._make_pullers(plan)
         self._pull_key = PullKey(start.next_step)
+        self._lacking: PullKey | None = None
+        """First micro-batch that makes up for rejected groups of a step whose micro-batches are taken one by one."""
+        self._is_whole = True
+        """True when the batch in hand is a whole one."""
         self._meter = StepMeter(
             plan.options.on_step,
             self._look if plan.rank == 0 else None,
@@ -156,12 +164,13 @@ class TrainerSession:
         Raises BatchNotReady after `pull_timeout_s`; StaleTerm when another trainer has taken over; whatever the
         iterable of tasks raised; InvalidField in the middle of a step of which `micro_batches` gave a part.
         """
-        if self._pull_key.micro_batch and not self._micro_batches:
+        if (self._pull_key.micro_batch or self._lacking) and not self._micro_batches:
             raise InvalidField(
                 "micro_batch",
                 self._pull_key.micro_batch,
                 f"0: micro_batches() gave a part of step {self._pull_key.step}",
             )
+        self._is_whole = True
         self._clock.train()
         self._meter.next()
         while (whole := self._micro_batches.whole()) is None:
@@ -177,12 +186,50 @@ class TrainerSession:
         whole batches does; a step that cannot be filled any more ends without a final micro-batch.
         """
         while True:
+            self._is_whole = False
             self._clock.train()
             self._meter.next()
             batch = self._micro_batches.next() if self._micro_batches else self._take()
             if batch is None:
                 return
             yield self._hand_out(batch)
+
+    def reject(
+        self,
+        batch: Batch,
+        groups: Collection[Group],
+        reason: str,
+        *,
+        barrier: Callable[[], object] | None = None,
+    ) -> Batch:
+        """Give groups of the batch in hand back, and return the batch without them, and with others.
+
+        The service counts them as rejected, for `reason`, and the step takes as many others, exactly once. A whole
+        batch is returned whole again, with the others at its end. What `micro_batches` gave is returned without the
+        groups; the others come as further micro-batches, and `final` moves to the last of them. When no others can come
+        any more, the batch stays smaller and is not `final`.
+
+        With several ranks every one calls it, also with no groups. `barrier`: a function that returns when all of them
+        have called it, such as torch.distributed.barrier.
+
+        Raises InvalidField for a group that the step does not have, or without a barrier; else as the iteration.
+        """
+        if self._world_size > 1 and barrier is None:
+            raise InvalidField("barrier", "None", "a function, where several ranks give groups back")
+        ids = [group.group_id for group in groups]
+        with self._busy("pull_wait"):
+            now = self._rejected(batch.step, ids, reason)
+            if barrier is not None:
+                barrier()
+                now = self._rejected(batch.step, (), reason)
+        kept = without(batch, frozenset(ids), now.info)
+        self._meter.rejected(kept, frozenset(ids))
+        if self._is_whole:
+            return self._made_up(kept, now)
+        if now.missing_groups and (self._lacking is None or self._lacking.step != batch.step):
+            self._lacking = PullKey(batch.step, now.info.micro_batch + 1)
+            self._clock.take_back(batch.step)
+        return kept
 
     def took(self, step: int) -> None:
         """Count `step` as handed to the training loop; another process pulled it (`trainer_client.dataset`).
@@ -321,10 +368,45 @@ class TrainerSession:
         with self._busy("pull_wait"):
             self.check()
             self._repeater.begin()
-            batch = self._puller.take(self._pull_key)
-        if batch is not None:
-            self._pull_key = PullKey.after(batch)
+            lacking = self._lacking
+            if lacking is not None and lacking <= self._pull_key:
+                batch = self._direct.take(lacking)
+            else:
+                batch = self._puller.take(self._pull_key)
+                while batch is not None and PullKey.of(batch) < self._pull_key:
+                    # It was pulled here already, in place of rejected groups.
+                    batch = self._puller.take(self._pull_key)
+        if batch is None:
+            self._lacking = None
+            return None
+        self._pull_key = max(self._pull_key, PullKey.after(batch))
+        if lacking is not None and PullKey.of(batch) >= lacking:
+            self._lacking = None if batch.final else PullKey.after(batch)
+        elif lacking is not None and batch.final:
+            # It was the last one when it was pulled.
+            batch = replace(batch, info=replace(batch.info, final=False))
         return batch
+
+    def _rejected(self, step: int, group_ids: Sequence[str], reason: str) -> Rejected:
+        """Give groups of a step back, or none, and say how the step stands."""
+        parts = [group_ids[first : first + MAX_REJECTED] for first in range(0, len(group_ids), MAX_REJECTED)] or [()]
+        for part in parts:
+            now = self._client.reject(self.run_id, term=self.term, step=step, group_ids=part, reason=reason)
+        return now
+
+    def _made_up(self, kept: Batch, now: Rejected) -> Batch:
+        """Pull what makes a whole batch whole again."""
+        key, parts = PullKey(kept.step, kept.micro_batch + 1), [kept]
+        while not parts[-1].final:
+            with self._busy("pull_wait"):
+                more = self._direct.take(key)
+            if more is None:
+                logger.warning("step %d lacks %d groups, and no others come", kept.step, now.missing_groups)
+                break
+            self._meter.got(more)
+            parts.append(more)
+            key = PullKey.after(more)
+        return joined(parts)
 
     def _hand_out(self, batch: Batch) -> Batch:
         if batch.final:
@@ -379,7 +461,8 @@ class TrainerSession:
             self._clock.correct(version)
             self._meter.version = version
 
-    def _make_puller(self, plan: SessionPlan) -> Puller | Prefetcher:
+    def _make_pullers(self, plan: SessionPlan) -> tuple[Puller, Puller | Prefetcher]:
+        """Make the one that pulls when it is asked, and the one that batches come from."""
         shard = PullSpec(term=self.term, step=self.start.next_step, rank=plan.rank, world_size=plan.world_size)
         source = PullSource(
             pull=pulls_of(self._client, self.run_id, shard, self._groups_of),
@@ -391,8 +474,9 @@ class TrainerSession:
             while_waiting=self._repeater,
         )
         timeout_s = plan.options.pull_timeout_s
+        direct = Puller(source, self._clock, timeout_s)
         if plan.prefetch == 0:
-            return Puller(source, self._clock, timeout_s)
-        return Prefetcher(
+            return direct, direct
+        return direct, Prefetcher(
             source, self._clock, timeout_s, prefetch=plan.prefetch, max_bytes=plan.options.max_prefetch_bytes
         )
