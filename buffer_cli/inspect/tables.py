@@ -121,7 +121,7 @@ def _ended_table(tasks: Sequence[pb.TaskInfo]) -> Table:
 def _why(task: pb.TaskInfo) -> str:
     if task.state == pb.TASK_STATE_FAILED:
         return task.error[:MAX_ERROR_CHARS]
-    return "filtered" if task.filtered else "its group was dropped, discarded or lost"
+    return "filtered" if task.filtered else "its group was dropped, rejected, discarded or lost"
 
 
 def task_facts(task: pb.TaskInfo, now_ms: int) -> Iterator[tuple[str, str]]:
@@ -154,7 +154,7 @@ def _place_of(task: pb.TaskInfo) -> str:
     return {
         pb.GROUP_PLACE_UNSPECIFIED: "where it is was not noted when it was accepted",
         pb.GROUP_PLACE_IN_STEP: "in a step (`inspect groups --step N` lists each)",
-        pb.GROUP_PLACE_ENDED: "ended: dropped, discarded or lost",
+        pb.GROUP_PLACE_ENDED: "ended: dropped, rejected, discarded or lost",
     }.get(task.place, place(task.place))
 
 

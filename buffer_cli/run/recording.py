@@ -59,6 +59,7 @@ EVENTS = pa.schema(
         ("kind", pa.string()),
         ("group_ids", pa.list_(pa.string())),
         ("state", pa.string()),
+        ("reason", pa.string()),
         ("step", pa.uint64()),
         ("micro_batch", pa.uint32()),
         ("train_version", pa.uint64()),
@@ -184,6 +185,7 @@ def _event_row(record: runs_pb2.Record) -> dict[str, Any]:
     if kind == "moved":
         moved = record.moved
         row |= {"time_ms": moved.time_ms, "group_ids": [moved.group_id], "state": moved.state}
+        row["reason"] = moved.reason or None
     elif kind == "micro_batch":
         closed = record.micro_batch
         row |= {

@@ -6,7 +6,7 @@ from typing import Self
 
 from buffer_service.domain.ops import RunView
 
-_LOST = ("dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost")
+_LOST = ("dropped_overflow", "dropped_stale", "recycled", "filtered", "rejected", "discarded", "lost")
 """States of groups that end outside of training."""
 
 

@@ -6,7 +6,7 @@ from deploy.dashboards.rendering import Dashboard, Row
 
 MEASURED = f"sum({of_run('staleness_measured_versions', 'part')})"
 _HELD = "~queued|forming|delivered"
-_LOST = "~dropped_overflow|dropped_stale|recycled|filtered|discarded|lost"
+_LOST = "~dropped_overflow|dropped_stale|recycled|filtered|rejected|discarded|lost"
 
 _VERDICT = Row(
     "In a minute",
@@ -209,8 +209,9 @@ _LOSSES = Row(
             title="Groups lost, by what became of them",
             description=(
                 "dropped_overflow: the queue was full, training is the bottleneck. dropped_stale, recycled: beyond "
-                "max_staleness, which prefers short responses. filtered: by the policy's filter. discarded: by a "
-                "resume. lost: the store lost a payload; that must not happen, see RolloutBufferGroupsLost."
+                "max_staleness, which prefers short responses. filtered: by the policy's filter. rejected: by the "
+                "trainer. discarded: by a resume. lost: the store lost a payload; that must not happen, see "
+                "RolloutBufferGroupsLost."
             ),
             unit="ops",
             stacked=True,

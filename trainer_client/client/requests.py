@@ -22,10 +22,8 @@ from rollout_buffer.v1 import batches_pb2, common_pb2, payloads_pb2, runs_pb2, t
 from trainer_client.client import replies
 from trainer_client.client.call import Call
 from trainer_client.policy import Policy
-from trainer_client.state import Published, Resumed, RunState, Submitted, TrainerTime
-from trainer_client.tasks import Task, blobs_of, tasks_to_wire
 from trainer_client.state import Published, Rejected, Resumed, RunState, Submitted, TrainerTime
-from trainer_client.tasks import Task, tasks_to_wire
+from trainer_client.tasks import Task, blobs_of, tasks_to_wire
 from trainer_client.waiting import OnWait
 
 if TYPE_CHECKING:

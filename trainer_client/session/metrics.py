@@ -40,7 +40,17 @@ OnStep: TypeAlias = Callable[[int, dict[str, float]], object]
 Doing: TypeAlias = Literal["pull_wait", "publish", "checkpoint"]
 """Activities that a step's time is counted for, beside the training itself."""
 
-_DELTAS = ("accepted", "trained", "dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost")
+_DELTAS = (
+    "accepted",
+    "trained",
+    "dropped_overflow",
+    "dropped_stale",
+    "recycled",
+    "filtered",
+    "rejected",
+    "discarded",
+    "lost",
+)
 _TASK_DELTAS = ("submitted", "completed", "failed", "cancelled")
 _COUNTERS = ("leases_expired", "leases_cancelled", "pushes_rejected", "partial_rollout_tokens_discarded")
 

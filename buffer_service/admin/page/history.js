@@ -5,7 +5,7 @@
 // connection forgets the totals: what happened in it belongs to no window.
 
 /** States of groups that nobody trains on, in the order of the ledger. */
-export const DROPS = ["dropped_overflow", "dropped_stale", "recycled", "filtered", "discarded", "lost"];
+export const DROPS = ["dropped_overflow", "dropped_stale", "recycled", "filtered", "rejected", "discarded", "lost"];
 
 export const WINDOW_S = 30;
 export const SERIES_S = 600;

@@ -11,6 +11,7 @@ const WHY = {
   dropped_stale: "too stale when its batch was made",
   recycled: "too stale, its task started anew",
   filtered: "by the run's filter",
+  rejected: "by the trainer",
   discarded: "by a resume",
   lost: "by the store",
 };

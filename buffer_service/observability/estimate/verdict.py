@@ -184,6 +184,7 @@ def _on_losses(view: RunView, bound: str) -> Iterator[str]:
         "recycled": f"started anew for {too_stale}",
         "filtered": "filtered, "
         + ", ".join(f"{count} for {reason}" for reason, count in filtered(view).items() if count),
+        "rejected": "rejected by the trainer",
         "discarded": "discarded by resumes",
         "lost": "lost by the store",
     }
