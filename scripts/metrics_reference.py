@@ -56,6 +56,7 @@ OPEN = {
     "method": "the RPC, without its service",
     "engine": "the engine's id",
     "cause": "why nobody trains on them, as in the worker's log",
+    "stage_name": "the stage's name, at most 8 in a policy",
     "server": "host:port of a primary of the payload cluster",
 }
 """Labels whose values come from users, or are too many to list."""
@@ -67,6 +68,7 @@ CLOSED: Mapping[tuple[str, str], Sequence[str]] = {
     ("*", "disposition"): ("accepted", *GroupState),
     ("*", "stage"): ("accepted", "assembled"),
     ("tasks", "state"): ("submitted", *TaskState),
+    ("stage_groups", "state"): ("waiting", "held"),
     ("evaluation_tasks", "state"): ("pending", "leased", "finished", "failed"),
     ("engines", "state"): (*_ENGINE_STATES, "silent"),
     ("worker_engine_state", "state"): _ENGINE_STATES,

@@ -27,6 +27,8 @@ def print_run(console: Console, view: RunView, estimate: Estimate) -> None:
     print_facts(console, headline(view), _facts(view))
     print_estimate(console, estimate)
     console.print(_group_table(view))
+    if view.stages:
+        console.print(_stage_table(view))
     if view.environments.keys() - {""}:
         console.print(_environment_table(view))
     console.print(_task_table(view))
@@ -140,6 +142,17 @@ def _group_table(view: RunView) -> Table:
         amount = view.groups[name]
         if amount.groups or name in _ALWAYS_SHOWN:
             table.add_row(name, *(f"{getattr(amount, unit):,}" for unit in UNITS))
+    return table
+
+
+def _stage_table(view: RunView) -> Table:
+    """Stages in their order: who is behind, and how long a group takes there."""
+    table = Table("stage", "waiting", "held", "added", "failed leases", "mean ms", "asked", title="stages")
+    for one in view.stages:
+        mean = f"{one.busy_ms / one.added:,.0f}" if one.added else ""
+        asked = "never" if one.asked_ms is None else f"{one.asked_ms / 1000:.0f} s ago"
+        counts = (one.waiting, one.leased, one.added, one.failed)
+        table.add_row(one.name, *(f"{count:,}" for count in counts), mean, asked)
     return table
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from buffer_service.domain.admission import NO_OPEN_STEP, OpenStep, required_version
-from buffer_service.domain.ops import Amount, RunView, awaited_groups
+from buffer_service.domain.ops import Amount, RunView, StageState, awaited_groups
 from buffer_service.domain.policy import UNSET
 from buffer_service.observability.filters import filtered, recent_acceptance, starved
 from buffer_service.rules.pauses import Pause
@@ -50,6 +50,8 @@ class Situation:
     """Reason why nothing may be started before the trainer publishes; empty where work may be started."""
     limited: str = ""
     """Environments that may not begin a group yet, and for how long; empty where there are none."""
+    stage: str = ""
+    """Stage that holds back as many groups as the batch lacks; empty where none does."""
     awaited: str = ""
     """Groups in flight for which a pull waits though enough are queued; empty where there are none."""
 
@@ -58,11 +60,13 @@ class Situation:
         """The situation of a run."""
         view = replace(view, policy=view.in_effect)
         needed, policy = _needed(view), view.policy
-        queued = view.groups["queued"]
-        short = queued.groups < needed
+        queued, staged = view.groups["queued"], sum(one.waiting + one.leased for one in view.stages)
+        ready = queued.groups - staged
+        short = ready < needed
+        room = _room(view, needed) if short else ""
         return cls(
             paused=view.paused,
-            queued=queued.groups,
+            queued=ready,
             needed=needed,
             pending=view.tasks["pending"],
             leased=view.tasks["leased"],
@@ -73,11 +77,12 @@ class Situation:
             silent=sum(one.silent_ms >= SILENT_MS and one.state != "stopped" for one in view.engines),
             draining=view.draining,
             unit="micro-batch" if policy.micro_batch_groups else "batch",
-            ready=not policy.micro_batch_groups and 0 < policy.batch_tokens <= queued.tokens,
+            ready=not policy.micro_batch_groups and not staged and 0 < policy.batch_tokens <= queued.tokens,
             filter=_filter(view) if starved(view) else "",
-            room=_room(view, needed) if short else "",
+            room=room,
             unpublished=_unpublished(view),
             limited=_limited(view),
+            stage=_stage(view.stages) if short and staged and (queued.groups >= needed or room) else "",
             awaited=awaited_groups(view.awaited, view.awaited_task) if view.awaited and view.tasks["leased"] else "",
         )
 
@@ -98,7 +103,7 @@ def pull_waits_on(situation: Situation, hint: str = "") -> str:
     """Tell on whom a pull that found no batch waits. `hint`: the store's own word on why nothing moves, if any."""
     if situation.paused:
         return _PAUSES.get(situation.paused, f"a resume: the run is paused ({situation.paused})")
-    stuck = situation.filter or situation.room
+    stuck = situation.stage or situation.filter or situation.room
     if stuck:
         return stuck
     if situation.leased:
@@ -162,6 +167,16 @@ def _room(view: RunView, needed: int) -> str:
                 f"and {needed} make a {'micro-batch' if policy.micro_batch_groups else 'batch'}"
             )
     return ""
+
+
+def _stage(stages: Sequence[StageState]) -> str:
+    """Tell which stage is behind: the one with the most groups, of equal ones the last."""
+    behind = max(reversed(stages), key=lambda one: one.waiting + one.leased)
+    waits = f"{_counted(behind.waiting, 'group')} waiting in it, {_counted(behind.leased, 'group')} held by its workers"
+    if behind.asked_ms is None:
+        return f"stage {behind.name}: {waits}, and no worker of it has ever asked for groups"
+    since = f", and none has asked for {behind.asked_ms // 1000} s" if behind.asked_ms > SILENT_MS else ""
+    return f"stage {behind.name}: {waits}{since}"
 
 
 def _unpublished(view: RunView) -> str:

@@ -6,7 +6,7 @@ from io import StringIO
 from rich.console import Console
 
 from buffer_cli.status.summary import print_run
-from buffer_service.domain.ops import Amount, EngineReport, RelayingClient, WeightVersion
+from buffer_service.domain.ops import Amount, EngineReport, RelayingClient, StageState, WeightVersion
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.steering.decisions import Decision, Outcome
 from buffer_service.domain.steering.knobs import Knobs
@@ -97,3 +97,12 @@ def test_a_target_is_shown_with_the_last_decision_and_what_is_in_effect() -> Non
     lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
     assert f"target 1.50 by head, holding: {reason}" in lines
     assert "in effect max_lookahead 1.25 of 4" in lines
+
+
+def test_stages_are_shown_with_who_is_behind() -> None:
+    stages = [StageState("reference", 3, 1, 20, 2, 5_000, 4_200), StageState("values", 0, 0, 0, 0, 0, None)]
+    view = make_view(stages=stages)
+    print_run(Console(file=(shown := StringIO()), width=200, highlight=False), view, estimate(view))
+    rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in shown.getvalue().splitlines()]
+    assert ["reference", "3", "1", "20", "2", "250", "4 s ago"] in rows
+    assert ["values", "0", "0", "0", "0", "", "never"] in rows

@@ -149,3 +149,23 @@ def test_a_trainer_that_runs_ahead_of_its_publishes_is_named(policy: RunPolicy, 
     committing = replace(ahead, committed_steps=8)
     assert words in waits_on(Situation.of(committing))
     assert "2 steps are assembled and not published, 2 of them committed" in waits_on(Situation.of(committing))
+
+
+def test_the_stage_that_holds_back_what_a_batch_lacks_is_named() -> None:
+    def stage(name: str, waiting: int, leased: int, asked_ms: int | None = 500) -> ops.StageState:
+        return ops.StageState(name, waiting, leased, 0, 0, 0, asked_ms)
+
+    policy = RunPolicy(batch_groups=4, max_queued_groups=8, stages=("a", "b"))
+    view = make_view(policy, groups={"queued": Amount(5, 5, 5, 5)}, tasks={"leased": 3})
+    held = replace(view, stages=[stage("a", 1, 0), stage("b", 2, 1)])
+    assert waits_on(Situation.of(held)) == "stage b: 2 groups are waiting in it, 1 group is held by its workers"
+    missing = replace(view, stages=[stage("a", 4, 0, None), stage("b", 0, 0, None)])
+    assert waits_on(Situation.of(missing)).endswith("and no worker of it has ever asked for groups")
+    silent = replace(view, stages=[stage("a", 4, 0, 90_000), stage("b", 0, 0)])
+    assert waits_on(Situation.of(silent)).endswith(", and none has asked for 90 s")
+    few = replace(
+        view, groups=view.groups | {"queued": Amount(3, 3, 3, 3)}, stages=[stage("a", 2, 0), stage("b", 0, 0)]
+    )
+    assert waits_on(Situation.of(few)) == "generation: 3 tasks are being generated"
+    ready = replace(view, stages=[stage("a", 1, 0), stage("b", 0, 0)])
+    assert waits_on(Situation.of(ready)) == "the trainer: 4 groups are queued, 4 make a batch"

@@ -4,9 +4,12 @@ import struct
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction
+from buffer_wire.errors import RunPaused
 from tests.store.driver import Run, claim
 from tests.store.test_filter import recorded
 
@@ -222,3 +225,14 @@ async def test_a_resume_takes_groups_back_that_have_passed(run: Run) -> None:
     batch = await run.batch(0)
     assert [added.stage for added in batch.shard[0].added] == [REF]
     await run.check()
+
+
+async def test_a_run_that_drains_waits_for_groups_in_stages(run: Run) -> None:
+    await run.create(stages=(REF,), batch_groups=1)
+    await run.fill("a")
+    await run.store.call(commands.drain_run(run.run_id))
+    assert (await run.short(0)).queued == 0
+    assert await add(run, REF) == ["added"]
+    await run.batch(0)
+    with pytest.raises(RunPaused, match="drained"):
+        await run.pull(1)

@@ -50,6 +50,12 @@ _WORK = {
     "failed_samples": "Samples of accepted groups with a named failure: errors of the policy.",
 }
 
+_STAGES = {
+    "added": ("added", 1, "Groups that the stage has added columns to."),
+    "failed": ("failed", 1, "Leases of groups in the stage that failed, or expired."),
+    "busy_seconds": ("busy_ms", 1_000, "Time from lease to columns, summed over groups."),
+}
+
 _SAMPLES = {
     "moved_samples": ("engine_moved_samples", "Samples that another engine of their worker took over."),
     "surplus_samples": ("engine_surplus_samples", "Samples beyond their group's size that were cut off."),
@@ -68,6 +74,7 @@ class RunCollector(Collector):
         yield from self._ledgers()
         yield from self._environments()
         yield from self._work()
+        yield from self._stages()
         yield from self._queues()
         yield from self._filters()
         yield from self._progress()
@@ -134,6 +141,25 @@ class RunCollector(Collector):
             for work in view.environment_work:
                 wait.add_metric([view.run_id, work.environment], work.limited_for_ms / 1_000)
         yield wait
+
+    def _stages(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        groups = GaugeMetricFamily(
+            "rollout_buffer_stage_groups",
+            "Queued groups in a stage of the policy: waiting for a worker of it, or held by one.",
+            labels=["run", "stage_name", "state"],
+        )
+        families = [
+            CounterMetricFamily(f"rollout_buffer_stage_{name}", text, labels=["run", "stage_name"])
+            for name, (_, _, text) in _STAGES.items()
+        ]
+        for view in self._views:
+            for one in view.stages:
+                groups.add_metric([view.run_id, one.name, "waiting"], one.waiting)
+                groups.add_metric([view.run_id, one.name, "held"], one.leased)
+                for family, (field, unit, _) in zip(families, _STAGES.values(), strict=True):
+                    family.add_metric([view.run_id, one.name], getattr(one, field) / unit)
+        yield groups
+        yield from families
 
     def _queues(self) -> Iterator[GaugeMetricFamily]:
         limits = {
