@@ -22,7 +22,7 @@ from examples.demo.model import build_model, save_model, write_weights
 from examples.demo.processes import running, service
 from examples.demo.tasks import ChainSums
 from examples.demo.warmup import WarmUpConfig, warm_up
-from rollout_workers.engine.sglang.launch import SglangLauncher
+from rollout_workers.engine.sglang.launch import SglangLauncher, free_port
 from rollout_workers.engine.sglang.server import SglangServerOptions
 from trainer_client import BufferClient, Policy, SessionOptions
 from trainer_client.collate import PaddedBatch, collate
@@ -90,7 +90,7 @@ def models(scratch: Path, *, teacher_at: float, student_at: float) -> Qwen3ForCa
 async def main(argv: list[str] | None = None) -> int:
     """Print a line for every tenth step; 0 when all came."""
     parser = argparse.ArgumentParser(prog="python -m examples.distill", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps (default 60)")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps (default 40)")
     parser.add_argument("--sglang-python", type=Path, default=Path(".venv-sglang/bin/python"))
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -102,14 +102,17 @@ async def main(argv: list[str] | None = None) -> int:
             model_path=scratch / "teacher",
             log_path=scratch / "teacher.log",
             dtype="float32",
+            port=free_port(),
         )
         flags = ["--reward", "examples.distill.teacher:reward", "--launch", str(scratch / "student")]
         flags += ["--sglang-python", str(options.sglang_python), "--engine-flag=--dtype", "--engine-flag=float32"]
+        launcher = SglangLauncher(teacher)
+        os.environ["TEACHER_URL"] = launcher.base_url
         with service(scratch / "service") as (_, address, _):
-            async with SglangLauncher(teacher) as server:
-                os.environ["TEACHER_URL"] = server.base_url
-                arguments = ["worker", "--address", address, "--run", RUN_ID, "--weights-dir", str(scratch / "fetched")]
-                with running("rollout worker", [*arguments, *flags], scratch / "worker.log"):
+            arguments = ["worker", "--address", address, "--run", RUN_ID, "--weights-dir", str(scratch / "fetched")]
+            # Both engines start side by side; there is no task before the trainer's session.
+            with running("rollout worker", [*arguments, *flags], scratch / "worker.log"):
+                async with launcher:
                     await asyncio.to_thread(_print, train(student, address, scratch, options.steps))
     return 0
 
