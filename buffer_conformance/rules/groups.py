@@ -81,16 +81,17 @@ def is_of_its_task(record: Record, finding: Finding) -> None:
         if held is None:
             finding.expect(not group.header.lease_id, f"{where}: it was never leased to this worker")
             continue
-        wrong = _task_fault(group, held, partial=partial)
+        wrong = task_fault(group, held, partial=partial)
         finding.expect(not wrong, f"{where}: {wrong}")
 
 
-def _task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> str:
+def task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> str:
+    """Fault of a group against its lease's task, or nothing. Of a trajectory's rows only the first has its prompt."""
     header, task = group.header, held.lease.task
     stated = {
         "task_id": (header.task_id, task.task_id),
         "environment": (header.environment, task.environment),
-        "number of samples": (len(header.samples), task.group_size),
+        "number of trajectories": (header.samples[-1].trajectory or len(header.samples), task.group_size),
     }
     if not partial:
         # What is only handed back is not for the trainer.
@@ -106,7 +107,8 @@ def _task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> s
     prompt, start = list(task.prompt_token_ids), 0
     for i, sample in enumerate(header.samples):
         given = ids[start : start + sample.prompt_len].tolist()
-        if prompt and given != prompt:
+        is_further = 0 < sample.trajectory == header.samples[i - 1].trajectory and i > 0
+        if prompt and given != prompt and not is_further:
             return f"sample {i} begins with tokens {given[:8]}, the task's prompt is {prompt[:8]}"
         if sample.loss_tokens > task.sampling.max_new_tokens:
             most = task.sampling.max_new_tokens

@@ -1,11 +1,15 @@
 """Each rule for workers is broken, alone, by a record that shows its defect; our worker's own record breaks none."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from buffer_conformance.played.groups import made_group
 from buffer_conformance.record import Exchange, Mark, Record
+from buffer_conformance.rules.groups import task_fault
 from buffer_conformance.rules.rule import Outcome, judged
 from buffer_conformance.rules.views import Push, extensions, leases, pushes
 from buffer_conformance.rules.worker import WORKER_RULES
@@ -149,6 +153,11 @@ def gap_in_the_spans(group: groups_pb2.Group) -> None:
 
 def another_prompt(group: groups_pb2.Group) -> None:
     set_bytes(group, column(group, 0)[0], np.int32(999).tobytes())
+
+
+def one_trajectory(group: groups_pb2.Group) -> None:
+    for sample in group.header.samples:
+        sample.trajectory = 1
 
 
 def no_metadata(group: groups_pb2.Group) -> None:
@@ -317,6 +326,7 @@ DEFECTS = (
     ("W10", keeps_leases_at_its_end),
     ("W11", with_group(another_prompt)),
     ("W11", with_group(no_metadata)),
+    ("W11", with_group(one_trajectory)),
     ("W12", with_group(version_from_nowhere)),
     ("W13", asks_in_a_hurry),
     ("W14", changes_its_instance),
@@ -336,3 +346,18 @@ def test_a_defect_breaks_its_rule_alone(rule: str, defect: Callable[[Record], No
 
 def test_every_rule_has_a_defect() -> None:
     assert {rule for rule, _ in DEFECTS} == {rule.id for rule in WORKER_RULES}
+
+
+def test_further_rows_of_a_trajectory_count_once_and_bring_prompts_of_their_own() -> None:
+    task = tasks_pb2.Task(task_id="t", prompt_token_ids=[5, 6], group_size=2)
+    task.sampling.max_new_tokens = 8
+    lease = tasks_pb2.Lease(lease_id="t/0/1", task=task, attempt=1)
+    group = made_group(lease, common_pb2.WeightVersion(term=1))
+    one_trajectory(group)
+    set_bytes(group, 4 * group.header.samples[0].tokens, np.int32(999).tobytes())
+    held: Any = SimpleNamespace(lease=lease)
+    assert "number of trajectories is 1, the task's is 2" in task_fault(group, held, partial=False)
+    lease.task.group_size = 1
+    assert task_fault(group, held, partial=False) == ""
+    another_prompt(group)
+    assert "sample 0 begins with tokens [999, 6]" in task_fault(group, held, partial=False)
