@@ -171,7 +171,6 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class EnvironmentWork:
     """Work on the tasks of one environment so far, without evaluations."""
 
@@ -188,6 +187,7 @@ class EnvironmentWork:
     """Time until its starts_per_minute allow the next lease; 0: now."""
 
 
+@dataclass(frozen=True, slots=True)
 class RunState:
     """State of a whole run.
 
@@ -225,9 +225,9 @@ class RunState:
     """Stages of the policy in their order, then those that are named no more while groups are in them."""
     missing_groups: int = 0
     """Groups that complete steps, which are not committed, are still to get for rejected ones."""
-
     environment_work: tuple[EnvironmentWork, ...] = ()
     """Work on tasks by environment, in order of name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
