@@ -75,7 +75,7 @@ def _metadata(tensor: NamedValues, start: int) -> bytes:
     return b"ctypes\nSimpleNamespace\n)R" + state + b"b"  # EMPTY_TUPLE, REDUCE ... BUILD
 
 
-def _bytes_tensor(parts: Iterable[bytes], size: int) -> Iterator[bytes]:
+def _bytes_tensor(parts: Iterable[bytes], size: int) -> Iterator[bytes | memoryview]:
     """_rebuild_tensor_v2(storage, storage_offset, size, stride, requires_grad, backward_hooks), of uint8 [size]."""
     saved = _saved_storage(parts, size)
     yield b"ctorch._utils\n_rebuild_tensor_v2\n(ctorch.storage\n_load_from_bytes\nB" + struct.pack("<I", len(saved))
