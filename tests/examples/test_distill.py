@@ -86,6 +86,9 @@ def batch(teacher_logprobs: torch.Tensor, logprobs: torch.Tensor, ids: torch.Ten
         rewards=torch.ones(1),
         group_index=one,
         sample_index=one,
+        trajectory_index=one,
+        policy_index=one,
+        trajectory_loss_tokens=one + 2,
         prompt_len=one,
         lengths=one,
         staleness=one,
@@ -94,6 +97,7 @@ def batch(teacher_logprobs: torch.Tensor, logprobs: torch.Tensor, ids: torch.Ten
         train_version=1,
         total_groups=1,
         total_samples=1,
+        total_trajectories=1,
         total_tokens=5,
         total_loss_tokens=2,
     )
