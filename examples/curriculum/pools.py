@@ -14,7 +14,7 @@ from examples.demo.tasks import MAX_ANSWER_TOKENS, ChainSums
 from examples.demo.vocabulary import EOS_ID
 from trainer_client import SamplingParams, Task
 
-POOLS: Mapping[str, tuple[int, int]] = {"easy": (2, 1), "longer": (4, 1), "wider": (2, 2)}
+POOLS: Mapping[str, tuple[int, int]] = {"easy": (2, 1), "wider": (2, 2), "hard": (4, 2)}
 """Terms and digits, at most, by name."""
 
 FLOOR = 0.02

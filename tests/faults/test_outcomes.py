@@ -36,7 +36,7 @@ class Part:
 
 
 def fates(records: list[runs_pb2.Record]) -> list[list[object]]:
-    """What became of every group and failed task, by the order of the ends, from the recording alone."""
+    """Ends of every group and failed task in their order, from the recording alone."""
     rewards: dict[str, list[float]] = {}
     steps: dict[str, int] = {}
     ended: list[list[object]] = []

@@ -47,6 +47,10 @@ class ReportedTasks(Protocol):
         """
 
 
+Ended: TypeAlias = tuple[str, Sequence[float], str]
+"""Task id, rewards and disposition of a group that has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """Position in a recording, as ids of events."""
@@ -145,35 +149,39 @@ class Outcomes:
         if ended:
             self._reported = record.event_id
 
-    def _ends(self, record: pb.Record) -> Iterator[tuple[str, Sequence[float], str]]:
-        """Take an event into account; yield (task id, rewards, disposition) of each group that it ends."""
+    def _ends(self, record: pb.Record) -> Iterator[Ended]:
+        """Take an event into account; yield each group that it ends."""
         kind = record.WhichOneof("event")
         if kind == "submitted":
             self._open[record.submitted.task_id] = _Open(self._read, json.loads(record.submitted.metadata_json))
         elif kind == "accepted":
-            task_id, rewards = _task_of(record.accepted.group_id), tuple(record.accepted.rewards)
-            task = self._open.setdefault(task_id, _Open(self._read))
-            task.rewards, task.step = rewards, None
-            if record.accepted.state == "filtered":
-                yield task_id, rewards, "filtered"
-        elif kind == "moved":
-            yield from self._moved(record.moved)
-        elif kind == "micro_batch":
-            for group_id in record.micro_batch.group_ids:
-                if (entered := self._open.get(_task_of(group_id))) is not None:
-                    entered.step = record.micro_batch.step
-        elif kind == "trained":
-            steps = record.trained.committed_steps
-            for task_id, task in list(self._open.items()):
-                if task.rewards is not None and task.step is not None and task.step < steps:
-                    yield task_id, task.rewards, "trained"
+            yield from self._accepted(record.accepted)
         elif kind == "rewarded":
             if (written := self._open.get(_task_of(record.rewarded.group_id))) is not None:
                 written.rewards = tuple(record.rewarded.rewards)
+        elif kind == "moved":
+            yield from self._moved(record.moved)
+        elif kind == "micro_batch":
+            for task in filter(None, map(self._open.get, map(_task_of, record.micro_batch.group_ids))):
+                task.step = record.micro_batch.step
+        elif kind == "trained":
+            yield from self._trained(record.trained.committed_steps)
         elif kind == "failed":
             yield _task_of(record.failed.group_id), (), "failed"
 
-    def _moved(self, moved: pb.GroupMoved) -> Iterator[tuple[str, Sequence[float], str]]:
+    def _accepted(self, accepted: pb.GroupAccepted) -> Iterator[Ended]:
+        task_id = _task_of(accepted.group_id)
+        task = self._open.setdefault(task_id, _Open(self._read))
+        task.rewards, task.step = tuple(accepted.rewards), None
+        if accepted.state == "filtered":
+            yield task_id, task.rewards, "filtered"
+
+    def _trained(self, steps: int) -> Iterator[Ended]:
+        for task_id, task in list(self._open.items()):
+            if task.rewards is not None and task.step is not None and task.step < steps:
+                yield task_id, task.rewards, "trained"
+
+    def _moved(self, moved: pb.GroupMoved) -> Iterator[Ended]:
         task_id = _task_of(moved.group_id)
         task = self._open.get(task_id)
         # Without rewards it was reported before: a resume took back what was trained.

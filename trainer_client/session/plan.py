@@ -37,6 +37,17 @@ class SessionOptions(NamedFields):
     """Callback for every wait of the trainer while it pulls or publishes; an error that it raises ends the wait."""
     progress: bool = False
     """Show such waits in a line on the terminal, if standard error is one."""
+    filter: str | None = None
+    """Function `module:function` that is asked which groups of a step are kept; others take the place of those that are
+    not. It gets a list of `GroupFacts`, and returns as many truth values. It runs in a process of its own."""
+    sampler: str | None = None
+    """Function like it that chooses among the groups of a whole step, after the filter; nothing takes the place of the
+    rest."""
+    selection_timeout_s: float = 60.0
+    """Longest time, in seconds, for one answer of such a function."""
+    barrier: Callable[[], object] | None = None
+    """Function that returns when all ranks have called it, such as torch.distributed.barrier. A filter or a sampler
+    needs it with several ranks."""
     on_step: OnStep | None = None
     """Callback with each step's number and metrics when the step is over; see `trainer_client.session.metrics`."""
 

@@ -46,6 +46,7 @@ from trainer_client.policy import Policy
 from trainer_client.progress import ProgressBar
 from trainer_client.publish.publication import WeightSource
 from trainer_client.publish.sharded import published_by
+from trainer_client.selection.selection import Selection
 from trainer_client.session.clock import TrainClock
 from trainer_client.session.feeding import feeder_of
 from trainer_client.session.metrics import Doing, StepMeter
@@ -93,6 +94,10 @@ class TrainerSession:
         """First micro-batch that makes up for rejected groups of a step whose micro-batches are taken one by one."""
         self._is_whole = True
         """True when the batch in hand is a whole one."""
+        options = plan.options
+        self._selection = Selection(options.filter, options.sampler, options.selection_timeout_s, options.barrier)
+        self._unselected: Batch | None = None
+        """Batch that was handed out, of which a filter or a sampler has not said yet what is kept."""
         self._meter = StepMeter(
             plan.options.on_step,
             self._look if plan.rank == 0 else None,
@@ -170,14 +175,16 @@ class TrainerSession:
                 self._pull_key.micro_batch,
                 f"0: micro_batches() gave a part of step {self._pull_key.step}",
             )
-        self._is_whole = True
-        self._clock.train()
-        self._meter.next()
-        while (whole := self._micro_batches.whole()) is None:
-            if (batch := self._take()) is None:
-                raise StopIteration
-            self._micro_batches.add(batch)
-        return self._hand_out(whole)
+        if self._unselected is None:
+            self._is_whole = True
+            self._clock.train()
+            self._meter.next()
+            while (whole := self._micro_batches.whole()) is None:
+                if (batch := self._take()) is None:
+                    raise StopIteration
+                self._micro_batches.add(batch)
+            self._unselected = self._hand_out(whole)
+        return self._selected(self._unselected)
 
     def micro_batches(self) -> Iterator[Batch]:
         """Yield this rank's shards of the micro-batches of this and every later step, each as soon as it is there.
@@ -186,13 +193,17 @@ class TrainerSession:
         whole batches does; a step that cannot be filled any more ends without a final micro-batch.
         """
         while True:
-            self._is_whole = False
-            self._clock.train()
-            self._meter.next()
-            batch = self._micro_batches.next() if self._micro_batches else self._take()
-            if batch is None:
-                return
-            yield self._hand_out(batch)
+            if self._unselected is None:
+                self._is_whole = False
+                self._clock.train()
+                self._meter.next()
+                batch = self._micro_batches.next() if self._micro_batches else self._take()
+                if batch is None:
+                    return
+                self._unselected = self._hand_out(batch)
+            selected = self._selected(self._unselected)
+            if selected.groups or selected.final or not self._selection:
+                yield selected
 
     def reject(
         self,
@@ -201,6 +212,7 @@ class TrainerSession:
         reason: str,
         *,
         barrier: Callable[[], object] | None = None,
+        others: bool = True,
     ) -> Batch:
         """Give groups of the batch in hand back, and return the batch without them, and with others.
 
@@ -208,6 +220,8 @@ class TrainerSession:
         batch is returned whole again, with the others at its end. What `micro_batches` gave is returned without the
         groups; the others come as further micro-batches, and `final` moves to the last of them. When no others can come
         any more, the batch stays smaller and is not `final`.
+
+        `others` False: nothing takes their place, and a whole batch is returned smaller.
 
         With several ranks every one calls it, also with no groups. `barrier`: a function that returns when all of them
         have called it, such as torch.distributed.barrier.
@@ -224,6 +238,8 @@ class TrainerSession:
                 now = self._rejected(batch.step, (), reason)
         kept = without(batch, frozenset(ids), now.info)
         self._meter.rejected(kept, frozenset(ids))
+        if not others and self._is_whole:
+            return replace(kept, info=replace(kept.info, final=True))
         if self._is_whole:
             return self._made_up(kept, now)
         if now.missing_groups and (self._lacking is None or self._lacking.step != batch.step):
@@ -239,6 +255,8 @@ class TrainerSession:
         self._holder.check()
         if self._prefetch:
             raise InvalidField("prefetch", self._prefetch, "0 where another process pulls")
+        if self._selection:
+            raise InvalidField("filter, sampler", "set", "none where another process pulls")
         self._clock.train()
         self._clock.hand_out(step)
         self._pull_key = PullKey(step + 1)
@@ -360,9 +378,22 @@ class TrainerSession:
         if self._feeder is not None:
             self._feeder.stop()
         self._puller.stop()
+        self._selection.close()
         self._meter.end()
 
     # ── inside ───────────────────────────────────────────────────────────────
+
+    def _selected(self, batch: Batch) -> Batch:
+        """Return the batch as filter and sampler have it. When they fail it is not trained, and the next one."""
+        try:
+            selected = self._selection.select(batch, self.reject, is_whole=self._is_whole)
+        except BaseException:
+            self._clock.take_back(batch.step)
+            raise
+        self._unselected = None
+        if selected.final:
+            self._clock.hand_out(batch.step)
+        return selected
 
     def _take(self) -> Batch | None:
         with self._busy("pull_wait"):

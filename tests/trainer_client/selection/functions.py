@@ -1,0 +1,56 @@
+"""Functions that select groups, as users might write them, good and bad."""
+
+import itertools
+import os
+import time
+from collections.abc import Sequence
+
+from trainer_client.selection.facts import GroupFacts
+
+CALLS = itertools.count(1)
+
+
+def informative(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Keep groups whose rewards differ."""
+    return [group.reward_std > 0 for group in groups]
+
+
+def solved(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Keep what was not said to be known already."""
+    print("functions may print")
+    return [group.metadata.get("answer") != 3 for group in groups]
+
+
+def every_other_call(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Keep all groups in every second call: the process has a memory."""
+    return [next(CALLS) % 2 == 0] * len(groups)
+
+
+def best_two(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Keep the two groups with the highest mean reward."""
+    best = sorted(groups, key=lambda group: group.mean_reward)[-2:]
+    return [group in best for group in groups]
+
+
+def raises(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Raise."""
+    raise KeyError("difficulty")
+
+
+def hangs(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Hang."""
+    time.sleep(600)
+    return []
+
+
+def dies(groups: Sequence[GroupFacts]) -> list[bool]:
+    """End the process."""
+    os._exit(3)
+
+
+def short(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Return too little."""
+    return []
+
+
+no_function = 3

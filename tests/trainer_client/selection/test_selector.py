@@ -1,0 +1,76 @@
+"""Selectors: a function's answers, and one that raises, hangs or dies, named and replaced."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from trainer_client.selection.facts import GroupFacts
+from trainer_client.selection.selector import SelectionFailed, Selector
+
+HERE = "tests.trainer_client.selection.functions"
+
+
+def facts(*rewards: float, name: str = "a", **metadata: object) -> GroupFacts:
+    count = len(rewards)
+    return GroupFacts(
+        group_id=f"{name}/0",
+        task_id=name,
+        environment="",
+        metadata=metadata,
+        rewards=rewards,
+        response_tokens=[3] * count,
+        loss_tokens=[3] * count,
+        truncated=[False] * count,
+        staleness=0,
+        train_version=1,
+    )
+
+
+def selector(function: str, timeout_s: float = 60.0) -> closing[Selector]:
+    return closing(Selector(f"{HERE}:{function}", timeout_s))
+
+
+@pytest.fixture(autouse=True)
+def _no_child_is_left() -> Iterator[None]:
+    yield
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_function_sees_facts_and_says_what_is_kept() -> None:
+    with selector("informative") as made:
+        assert made.keeps([facts(0, 1), facts(1, 1), facts(0.5, 0.25)]) == [True, False, True]
+        assert made.keeps([]) == []
+    with selector("solved") as made:
+        assert made.keeps([facts(1, answer=3), facts(1, answer=4)]) == [False, True]
+
+
+def test_its_process_keeps_what_it_has_seen() -> None:
+    with selector("every_other_call") as made:
+        assert [made.keeps([facts(1)]) for _ in range(4)] == [[False], [True], [False], [True]]
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("raises", "it raised KeyError: 'difficulty'"),
+        ("short", "it returned 0 values for 1 groups"),
+        ("dies", "its process ended with exit code 3"),
+        ("no_function", "it cannot be imported: TypeError: .* is a int, no function"),
+        ("missing", "it cannot be imported: AttributeError"),
+    ],
+)
+def test_one_that_fails_is_named_each_time(function: str, why: str) -> None:
+    with selector(function) as made:
+        for _ in range(2):
+            with pytest.raises(SelectionFailed, match=f"{HERE}:{function}: {why}"):
+                made.keeps([facts(1)])
+
+
+def test_one_that_hangs_is_named_and_ended() -> None:
+    with selector("hangs", timeout_s=0.2) as made:
+        with pytest.raises(SelectionFailed, match=r"hangs has not answered within its time, 0\.2 s"):
+            made.keeps([facts(1)])
+        assert made._process is None

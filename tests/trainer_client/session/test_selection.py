@@ -1,0 +1,113 @@
+"""Filters and samplers as functions, in a session on a real service."""
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from buffer_wire.errors import InvalidField
+from tests.support.push import PushingWorker
+from tests.support.service import ServiceProcess
+from tests.trainer_client.test_service import ids, tasks
+from trainer_client import BufferClient, ClientOptions, Policy, SessionOptions
+from trainer_client.selection.selector import SelectionFailed
+
+HERE = "tests.trainer_client.selection.functions"
+WHOLE = Policy(batch_groups=4, max_queued_groups=8, overflow_action="block", record_groups=True)
+STREAMED = Policy(batch_groups=4, micro_batch_groups=2, max_queued_groups=6, overflow_action="block")
+
+
+@pytest.fixture
+def client(service: ServiceProcess) -> Iterator[BufferClient]:
+    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
+        yield made
+
+
+def options(**changes: object) -> SessionOptions:
+    named: Mapping[str, object] = {
+        name: f"{HERE}:{value}" if name in ("filter", "sampler") else value for name, value in changes.items()
+    }
+    return SessionOptions(pull_timeout_s=30, **named)  # type: ignore[arg-type]
+
+
+def test_others_take_the_place_of_what_a_filter_gives_back(
+    service: ServiceProcess, client: BufferClient, run_id: str
+) -> None:
+    trained = []
+    with (
+        PushingWorker(service.address, run_id),
+        client.session(run_id, policy=WHOLE, tasks=tasks(9), options=options(filter="solved")) as session,
+    ):
+        for batch in session:
+            assert (len(batch.groups), batch.final) == (4, True)
+            trained += ids(batch)
+            session.publish()
+        run = session.state()
+    assert sorted(trained) == sorted(f"t{i}" for i in range(9) if i != 3)
+    assert (run.ledger.groups.rejected.groups, run.ledger.groups.trained.groups) == (1, 8)
+    moved = [record.moved for record in client.read_records(run_id, "", 1_000) if record.HasField("moved")]
+    assert [(one.group_id, one.state, one.reason) for one in moved] == [("t3/0", "rejected", f"filter {HERE}:solved")]
+
+
+def test_a_filter_takes_part_where_micro_batches_come_one_by_one(
+    service: ServiceProcess, client: BufferClient, run_id: str
+) -> None:
+    steps: dict[int, list[str]] = {}
+    with (
+        PushingWorker(service.address, run_id),
+        client.session(run_id, policy=STREAMED, tasks=tasks(9), options=options(filter="solved")) as session,
+    ):
+        for micro in session.micro_batches():
+            steps.setdefault(micro.step, []).extend(ids(micro))
+            if micro.final:
+                session.publish()
+    assert [len(names) for names in steps.values()] == [4, 4]
+    assert not any("t3" in names for names in steps.values())
+
+
+def test_a_sampler_makes_batches_of_what_it_chooses(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
+    with (
+        PushingWorker(service.address, run_id),
+        client.session(run_id, policy=WHOLE, tasks=tasks(8), options=options(sampler="best_two")) as session,
+    ):
+        for batch in session:
+            assert (len(batch.groups), batch.info.total_groups, batch.final) == (2, 2, True)
+            session.publish()
+        run = session.state()
+    assert (run.ledger.groups.rejected.groups, run.ledger.groups.trained.groups, run.committed_steps) == (4, 4, 2)
+
+
+def test_one_that_fails_stops_nothing_else_and_the_batch_is_there_again(
+    service: ServiceProcess, client: BufferClient, run_id: str
+) -> None:
+    with (
+        PushingWorker(service.address, run_id) as worker,
+        client.session(
+            run_id,
+            policy=WHOLE,
+            tasks=tasks(12),
+            options=options(filter="hangs", selection_timeout_s=0.2),
+        ) as session,
+    ):
+        for _ in range(2):
+            with pytest.raises(SelectionFailed, match="functions:hangs has not answered"):
+                next(session)
+        assert session.next_step == 0
+        session.commit()
+    # The feeder and the worker went on: the queue is full beside the batch in hand.
+    assert len(worker.acknowledged) >= 4
+    with (
+        PushingWorker(service.address, run_id),
+        client.session(run_id, tasks=tasks(12), next_step=0, options=options(filter="solved")) as session,
+    ):
+        batch = next(session)
+    assert (batch.step, len(batch.groups), batch.final) == (0, 4, True)
+    assert "t3" not in ids(batch)
+
+
+def test_a_sampler_of_parts_of_steps_is_refused(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
+    with (
+        PushingWorker(service.address, run_id),
+        client.session(run_id, policy=STREAMED, tasks=tasks(8), options=options(sampler="best_two")) as session,
+        pytest.raises(InvalidField, match="sampler"),
+    ):
+        next(session.micro_batches())
