@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 BUNDLE_BOUNDS = (*(4.0**power * 1024 for power in range(8)), float("inf"))
@@ -26,6 +27,10 @@ class Counters:
     """Samples generated to the end."""
     samples_again: int = 0
     """Samples that failed and were tried again, alone."""
+    infrastructure_errors: Counter[str] = field(default_factory=Counter)
+    """Attempts of samples that failed in generation or reward, by environment; never trained."""
+    policy_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Samples whose function named what is wrong with the answer, by environment and that name; trained."""
     surplus_samples: int = 0
     """Samples beyond their group's size that were cut off when it was complete."""
     samples_moved: int = 0
@@ -72,6 +77,17 @@ class Counters:
         """Count a push bundle of so many bytes."""
         self.bundles[next(bound for bound in BUNDLE_BOUNDS if size <= bound)] += 1
         self.bundled_bytes += size
+
+    def failed_samples(self, environment: str, attempts: int) -> None:
+        """Count failed attempts of samples."""
+        if attempts:
+            self.infrastructure_errors[environment] += attempts
+
+    def named_failures(self, environment: str, names: Iterable[str]) -> None:
+        """Count the names of what is wrong with a group's samples; empty ones are none."""
+        for name in names:
+            if name:
+                self.policy_errors[environment, name] += 1
 
     def failed(self, error: BaseException) -> str:
         """Note an error; returns its text, at most 2,048 characters."""

@@ -286,11 +286,13 @@ class Episode:
         """Task that lets the model write, while one does."""
         return self._generating
 
-    def end(self, *, cut: bool) -> str:
-        """Fault of the row now that the function has returned, or nothing. `cut`: nothing more fitted."""
+    def end(self, *, cut: bool, wrong: bool = False) -> str:
+        """Fault of the row now that the function has returned, or nothing. `cut`: nothing more fitted; `wrong`: the
+        function has raised PolicyError.
+        """
         written = bool(self.progress.turns)
-        if cut and self._finish is None and written:
-            self._finish = "length"
+        if (cut or wrong) and self._finish is None and written:
+            self._finish = "length" if cut else "stop"
         if not written:
             return str(self.full) if self.full else "it returned without having called episode.generate()"
         return "it returned without having called episode.finish()" if self._finish is None else ""
@@ -301,6 +303,7 @@ class Episode:
         given = returned(result, **lengths)
         own = returned(self._columns, **lengths).columns
         self._calls.progress.give(self._index, {**shared, **both(given.columns, own)})
+        self.progress.failure = given.failure
         return given.reward
 
     def settle(self) -> None:

@@ -9,13 +9,18 @@
     ├── PromptRefused        the task's prompt cannot become token ids here
     ├── GenerationFailed     the engine answered, and the answers do not make a group
     ├── SamplesFailed        some samples of the group failed in every attempt; the others are there
-    └── EnginesLost          no engine could be started or reached
+    ├── EnginesLost          no engine could be started or reached
+    ├── InfrastructureError  raised by a reward or rollout function: what it needs does not work
+    └── PolicyError          raised by a reward or rollout function: the answer is wrong, and is trained so
 
 Invariants: `reason` is stable and unique; constructors take the error's data and build the message.
 """
 
 from collections.abc import Mapping
 from typing import ClassVar
+
+from buffer_wire.errors import InvalidField
+from buffer_wire.limits import FAILURE
 
 
 class WorkerError(Exception):
@@ -50,7 +55,8 @@ class RolloutFailed(WorkerError):
 
     reason = "rollout_failed"
 
-    def __init__(self, function: str, sample_index: int, why: str) -> None:
+    def __init__(self, function: str, sample_index: int, why: str, *, retry_after_s: float = 0.0) -> None:
+        self.retry_after_s = retry_after_s
         super().__init__(f"rollout function {function} failed for sample {sample_index}: {why}")
 
 
@@ -69,7 +75,8 @@ class RewardFailed(WorkerError):
 
     reason = "reward_failed"
 
-    def __init__(self, function: str, sample_index: int | None, why: str) -> None:
+    def __init__(self, function: str, sample_index: int | None, why: str, *, retry_after_s: float = 0.0) -> None:
+        self.retry_after_s = retry_after_s
         where = "" if sample_index is None else f" for sample {sample_index}"
         super().__init__(f"reward function {function} failed{where}: {why}")
 
@@ -111,3 +118,37 @@ class EnginesLost(WorkerError):
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
+
+
+class InfrastructureError(WorkerError):
+    """What a reward or rollout function needs does not work: a sandbox, a judge, an API. The sample is tried again, and
+    then its task; it is never trained. Any other exception but PolicyError counts as this one. `retry_after_s`: seconds
+    until another attempt makes sense, at most 600; 0: the worker's own back-off.
+    """
+
+    reason = "infrastructure_error"
+    retryable = True
+
+    def __init__(self, why: str, *, retry_after_s: float = 0.0) -> None:
+        self.retry_after_s = min(max(retry_after_s, 0.0), LONGEST_RETRY_S)
+        super().__init__(why)
+
+
+LONGEST_RETRY_S = 600.0
+
+
+class PolicyError(WorkerError):
+    """The answer is wrong: it cannot be read, or breaks a rule. The sample ends here and is trained with its reward.
+
+    `name`: 1 to 64 characters of [a-z0-9_], by which it is counted; `result`: what the function would return, so a
+    reward, a mapping with one, or in a rollout function None, which leaves it to the reward function.
+    """
+
+    reason = "policy_error"
+
+    def __init__(self, name: str, result: float | Mapping[str, object] | None = 0.0) -> None:
+        if not FAILURE.fullmatch(name):
+            raise InvalidField("PolicyError.name", name, "1 to 64 characters of [a-z0-9_]")
+        super().__init__(name)
+        self.name = name
+        self.result = result

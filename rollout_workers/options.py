@@ -16,6 +16,7 @@ from buffer_wire.images.reading import ImageRules
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions, Source, check, is_positive
 from rollout_workers.engine.registry import KINDS, SERVERS, Kind
 from rollout_workers.engine.types import PauseMode, PrefixCache
+from rollout_workers.generation.limits import parsed
 
 EVALUATIONS = ("also", "never", "only")
 """Choices for evaluations: a worker takes their tasks beside the training's, never, or only them."""
@@ -242,6 +243,10 @@ class WorkerOptions:
     """Attempts of one sample under one lease, 1 to 100, failed generations and rewards counted together. A sample that
     fails is tried again alone; when it is given up, the task goes back with its siblings."""
 
+    environment_limits: tuple[str, ...] = ()
+    """Limits of an environment's tasks in place of the worker's, each `NAME.X=VALUE`, X one of generate_timeout_s,
+    reward_timeout_s and max_sample_attempts. A task's own come before them."""
+
     engine_timeout_s: float = 300.0
     """Longest wait for an engine that was given by URL to be ready at the start; the worker ends with an error when all
     its engines were lost for so long."""
@@ -275,6 +280,7 @@ class WorkerOptions:
         check("max_sample_attempts", self.max_sample_attempts, lambda n: 1 <= n <= 100, "1 to 100")
         check("keep_versions", self.keep_versions, lambda n: 1 <= n <= 1_000, "1 to 1,000")
         check("pause_mode", self.pause_mode, lambda m: m in list(PauseMode), f"one of {', '.join(PauseMode)}")
+        parsed(self.environment_limits)
         check("prefix_cache", self.prefix_cache, lambda c: c in list(PrefixCache), f"one of {', '.join(PrefixCache)}")
         if self.evaluations == "only":
             # Its engines go back to older weights, under whose labels there is what newer ones have computed.

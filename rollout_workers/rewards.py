@@ -6,6 +6,7 @@ The function is named `module:function` and takes one RewardInput:
     async def reward(sample: RewardInput) -> float | Mapping[str, object]: ...
 
 A mapping has the number as `reward`; whatever else is in it becomes a column of the group (generation/given.py).
+A raised PolicyError is as good as its result, and names what is wrong; anything else that is raised is a failure.
 A coroutine function runs on the worker's event loop and must not block it. A plain one runs in a thread, the samples of
 a group one after another, so it may compute; it must be safe to call from several threads. With reward_processes it
 runs in processes of its own instead (rewarding/processes.py), one sample at a time in each. The result must be finite.
@@ -25,7 +26,7 @@ from typing import Any, TypeAlias
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.counters import describe
-from rollout_workers.errors import PromptRefused, RewardFailed
+from rollout_workers.errors import PolicyError, PromptRefused, RewardFailed
 from rollout_workers.functions import is_coroutine, load
 from rollout_workers.generation.given import Columns, per_sample, ragged, returned
 from rollout_workers.generation.prompts import Prompts
@@ -68,12 +69,15 @@ class Scores:
     failures: Mapping[int, RewardFailed]
     columns: Mapping[int, Columns] = field(default_factory=dict)
     """Columns that came with rewards."""
+    named: Mapping[int, str] = field(default_factory=dict)
+    """Names of what is wrong with samples that have a reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Score:
     reward: float
     columns: Columns
+    failure: str
 
 
 Results: TypeAlias = dict[int, _Score | RewardFailed]
@@ -104,25 +108,30 @@ class Scorer:
         """Processes in which the function runs; None: it runs in threads or on the event loop."""
         self._threads = RewardThreads(threads)
 
-    async def score(self, progress: GroupProgress, indices: Sequence[int]) -> Scores:
-        """A reward for each of these samples, or why there is none. Raises RewardFailed when none can be asked for."""
+    async def score(self, progress: GroupProgress, indices: Sequence[int], *, timeout_s: float | None = None) -> Scores:
+        """A reward for each of these samples, or why there is none, within `timeout_s` or else the worker's time.
+
+        Raises RewardFailed when none can be asked for.
+        """
+        left_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(left_s):
                 inputs = await self._inputs(progress, indices)
         except TimeoutError:
-            raise self._too_late(None) from None
+            raise self._too_late(None, left_s) from None
         results: Results = {}
-        if self._processes is not None:
-            await asyncio.gather(*(self._ask_process(self._processes, sample, results) for sample in inputs))
+        if (processes := self._processes) is not None:
+            await asyncio.gather(*(self._ask_process(processes, sample, results, left_s) for sample in inputs))
         elif self._is_coroutine:
-            await asyncio.gather(*(self._ask(sample, results) for sample in inputs))
+            await asyncio.gather(*(self._ask(sample, results, left_s) for sample in inputs))
         else:
-            await self._compute_in_thread(inputs, results)
+            await self._compute_in_thread(inputs, results, left_s)
         scored = {i: found for i in indices if isinstance(found := results.get(i), _Score)}
         return Scores(
             {i: found.reward for i, found in scored.items()},
             {i: found for i in indices if isinstance(found := results.get(i), RewardFailed)},
             {i: found.columns for i, found in scored.items()},
+            {i: found.failure for i, found in scored.items() if found.failure},
         )
 
     async def close(self) -> None:
@@ -170,29 +179,33 @@ class Scorer:
         ids = [response.tolist() for response in responses]
         return await asyncio.to_thread(lambda: [tokenizer.decode(row, skip_special_tokens=True) for row in ids])
 
-    async def _ask(self, sample: RewardInput, results: Results) -> None:
-        limit = asyncio.timeout(self._timeout_s)
+    async def _ask(self, sample: RewardInput, results: Results, timeout_s: float) -> None:
+        limit = asyncio.timeout(timeout_s)
         try:
             async with limit:
                 value: Any = self._function(sample)
                 if inspect.isawaitable(value):
                     value = await value
             results[sample.sample_index] = self._checked(sample, value)
+        except PolicyError as wrong:
+            results[sample.sample_index] = self._checked_or_failed(sample, wrong)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             late = isinstance(error, TimeoutError) and limit.expired()
-            results[sample.sample_index] = self._too_late(sample) if late else self._failed(sample, error)
+            results[sample.sample_index] = self._too_late(sample, timeout_s) if late else self._failed(sample, error)
 
-    async def _ask_process(self, processes: RewardProcesses, sample: RewardInput, results: Results) -> None:
+    async def _ask_process(
+        self, processes: RewardProcesses, sample: RewardInput, results: Results, timeout_s: float
+    ) -> None:
         try:
-            results[sample.sample_index] = self._checked(sample, await processes.ask(sample))
+            results[sample.sample_index] = self._checked(sample, await processes.ask(sample, timeout_s=timeout_s))
         except RewardFailed as error:
             results[sample.sample_index] = error
 
-    async def _compute_in_thread(self, inputs: Sequence[RewardInput], results: Results) -> None:
+    async def _compute_in_thread(self, inputs: Sequence[RewardInput], results: Results, timeout_s: float) -> None:
         computed: Results = {}
         abandoned = threading.Event()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 await self._threads.run(lambda: self._compute(inputs, computed, abandoned))
         except TimeoutError:
             pass
@@ -201,7 +214,7 @@ class Scorer:
             abandoned.set()
             results.update(computed)
         for sample in inputs:
-            results.setdefault(sample.sample_index, self._too_late(sample))
+            results.setdefault(sample.sample_index, self._too_late(sample, timeout_s))
 
     def _compute(self, inputs: Sequence[RewardInput], computed: Results, abandoned: threading.Event) -> None:
         for sample in inputs:
@@ -209,17 +222,26 @@ class Scorer:
                 return
             try:
                 computed[sample.sample_index] = self._checked(sample, self._function(sample))
+            except PolicyError as wrong:
+                computed[sample.sample_index] = self._checked_or_failed(sample, wrong)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
                 computed[sample.sample_index] = self._failed(sample, error)
 
-    def _failed(self, sample: RewardInput, error: Exception) -> RewardFailed:
-        return (
-            error if isinstance(error, RewardFailed) else RewardFailed(self._name, sample.sample_index, describe(error))
-        )
+    def _checked_or_failed(self, sample: RewardInput, wrong: PolicyError) -> _Score | RewardFailed:
+        try:
+            return self._checked(sample, wrong)
+        except RewardFailed as error:
+            return error
 
-    def _too_late(self, sample: RewardInput | None) -> RewardFailed:
+    def _failed(self, sample: RewardInput, error: Exception) -> RewardFailed:
+        if isinstance(error, RewardFailed):
+            return error
+        retry_after_s = getattr(error, "retry_after_s", 0.0)
+        return RewardFailed(self._name, sample.sample_index, describe(error), retry_after_s=retry_after_s)
+
+    def _too_late(self, sample: RewardInput | None, timeout_s: float) -> RewardFailed:
         index = None if sample is None else sample.sample_index
-        return RewardFailed(self._name, index, f"no result within {self._timeout_s:g} s")
+        return RewardFailed(self._name, index, f"no result within {timeout_s:g} s")
 
     def _checked(self, sample: RewardInput, value: object) -> _Score:
         try:
@@ -234,4 +256,4 @@ class Scorer:
             lacks = given.reward is None and given.columns
             what = "no 'reward' among what it gave" if lacks else f"it gave {given.reward!r}"
             raise RewardFailed(self._name, sample.sample_index, f"{what}, not a finite number")
-        return _Score(reward, given.columns)
+        return _Score(reward, given.columns, given.failure)

@@ -30,6 +30,7 @@ from rollout_workers.fleet.reporter import Reporter, report_all
 from rollout_workers.fleet.router import RouterClient, RouterWatch, first_ready
 from rollout_workers.functions import Rollout, is_coroutine, rollout_of
 from rollout_workers.generation.images import Images
+from rollout_workers.generation.limits import Limits, LimitsOfTasks, parsed
 from rollout_workers.generation.prompts import Prompts
 from rollout_workers.generation.spread import Spread
 from rollout_workers.options import WorkerOptions
@@ -209,8 +210,10 @@ class Worker:
             scorer,
             pusher,
             self.counters,
-            options.generate_timeout_s,
-            options.max_sample_attempts,
+            LimitsOfTasks(
+                Limits(options.generate_timeout_s, options.reward_timeout_s, options.max_sample_attempts),
+                parsed(options.environment_limits),
+            ),
             self._rollout,
             options.surplus_samples,
             spread,

@@ -121,6 +121,8 @@ class Sample:
     """False where the sample must not be trained on; its mask is 0 then."""
     policy: str = ""
     """Name of the policy or role that wrote it, where the task has several."""
+    failure: str = ""
+    """Name that the rollout or reward function gave to what is wrong with the answer; empty: nothing is."""
 
     @property
     def tokens(self) -> int:
@@ -288,11 +290,11 @@ class Group:
         if self.has_rows:
             what = f"of task {self.task_id!r}, are rows of trajectories"
             raise InvalidField("samples", what, f"samples that are a trajectory each: {who}")
+
     def refuse_images(self, why: str) -> None:
         """Raise InvalidField if the group has images."""
         if self.images:
             raise InvalidField(f"images of group {self.task_id}", f"{len(self.images)} images", f"none: {why}")
-
 
     @cached_property
     def rewards(self) -> npt.NDArray[np.float32]:
@@ -334,6 +336,7 @@ class Group:
                     trajectory=sample.trajectory - 1 if sample.trajectory else i,
                     trainable=is_trainable(sample),
                     policy=sample.policy,
+                    failure=sample.failure,
                 )
             )
         return tuple(samples)

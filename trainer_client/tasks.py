@@ -103,6 +103,13 @@ class Task(NamedFields):
     """Length that the group's longest response is expected to have, in tokens; 0: unknown. With the policy's
     longest_first the longest of the tasks that are submitted together are leased first.
     """
+    generate_timeout_s: float = 0.0
+    """Longest time for the group's samples on an engine, in seconds, at most 86,400; 0: what the worker allows the
+    environment. So do the next two."""
+    reward_timeout_s: float = 0.0
+    """Longest time for the group's rewards, in seconds."""
+    sample_attempts: int = 0
+    """Attempts of one sample under one lease, at most 100."""
     metadata: Mapping[str, object] = field(default_factory=dict)
     """Metadata for the reward function and the trainer, as JSON of at most 256 KiB; the service never reads it."""
     columns: Sequence[str] = ()
@@ -127,6 +134,9 @@ class Task(NamedFields):
             environment=self.environment,
             priority=self.priority,
             expected_tokens=self.expected_tokens,
+            generate_timeout_ms=round(1_000 * self.generate_timeout_s),
+            reward_timeout_ms=round(1_000 * self.reward_timeout_s),
+            sample_attempts=self.sample_attempts,
             metadata_json=_json(self.metadata),
             columns=self.columns,
         )

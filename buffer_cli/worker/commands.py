@@ -132,6 +132,10 @@ def worker(
     reload_timeout_s: Annotated[float | None, _times(help="Fetch and load of a version.")] = None,
     reward_timeout_s: Annotated[float | None, _times(help="Rewards of one group.")] = None,
     generate_timeout_s: Annotated[float | None, _times(help="Samples of one group.")] = None,
+    environment_limits: Annotated[
+        list[str] | None,
+        _times("--environment-limit", help="NAME.X=VALUE: reward_timeout_s and so on of an environment; repeatable."),
+    ] = None,
     lease_wait_s: Annotated[float | None, _times(help="One lease request's wait at the service.")] = None,
     drain_grace_s: Annotated[float | None, _times(help="From SIGTERM to the end.")] = None,
     engine_timeout_s: Annotated[float | None, _times(help="Give up when no engine is ready for so long.")] = None,

@@ -55,6 +55,7 @@ def to_options(service: ServiceOptions, given: dict[str, Any], weights: WeightsO
         weights_tls_key=weights.weights_tls_key or "",
         weights_mirrors=tuple(values.pop("weights_mirrors", None) or ()),
         engine_urls=tuple(values.pop("engine_urls", None) or ()),
+        environment_limits=tuple(values.pop("environment_limits", None) or ()),
         image_hosts=tuple(values.pop("image_hosts", None) or ()),
         launch=LaunchOptions(model, engines=engines, extra_flags=flags, **launch_values) if model else None,
         agent=AgentOptions(agent, **_without("agent_", agent_values)) if agent else None,

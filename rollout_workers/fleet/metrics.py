@@ -44,6 +44,12 @@ _SUMS = (
     _Sum("partial_rollouts", "Leases that came with the work of an earlier attempt.", "partial_rollouts"),
     _Sum("samples", "Samples generated to the end.", "samples"),
     _Sum("retried_samples", "Samples that failed and were tried again, alone.", "samples_again"),
+    _Sum(
+        "infrastructure_errors",
+        "Attempts of samples that failed in generation or reward.",
+        "infrastructure_errors",
+        "environment",
+    ),
     _Sum("tokens", "Tokens received from engines, those of interrupted samples included.", "tokens"),
     _Sum("cached_tokens", "Input tokens that engines took from their prefix caches.", "tokens_cached"),
     _Sum("resumed_tokens", "Generated tokens that came with partial rollouts.", "tokens_resumed"),
@@ -91,6 +97,7 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the metric families."""
         yield from map(self._sum, _SUMS)
+        yield self._policy_errors()
         yield self._bundles()
         yield from self._engines()
 
@@ -101,6 +108,17 @@ class WorkerCollector(Collector):
             value = getattr(counters, asked.field)
             for key, part in value.items() if asked.label else [("", value)]:
                 family.add_metric([self._run_id, work, *([key] if asked.label else [])], part)
+        return family
+
+    def _policy_errors(self) -> Metric:
+        family = CounterMetricFamily(
+            _PREFIX + "policy_errors",
+            "Trained samples whose function named what is wrong with the answer.",
+            labels=["run", "work", "environment", "failure"],
+        )
+        for work, counters in self._counters.items():
+            for (environment, failure), count in counters.policy_errors.items():
+                family.add_metric([self._run_id, work, environment, failure], count)
         return family
 
     def _bundles(self) -> Metric:

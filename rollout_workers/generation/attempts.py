@@ -19,12 +19,17 @@ class Attempts:
         self._failures: Counter[int] = Counter()
         self.given_up: dict[int, Exception] = {}
         """The last error of every sample that is tried no more under this lease."""
+        self._retry_after_s: dict[int, float] = {}
+        self.errors = 0
+        """Failures of all samples."""
         self.again = 0
         """Attempts beyond the first ones."""
 
     def failed(self, sample_index: int, error: Exception, *, final: bool = False) -> bool:
         """Note a failure; True when the sample may be tried again. `final`: it may not, whatever is left."""
         self._failures[sample_index] += 1
+        self._retry_after_s[sample_index] = getattr(error, "retry_after_s", 0.0)
+        self.errors += 1
         again = not final and self._failures[sample_index] < self._most
         if not again:
             self.given_up[sample_index] = error
@@ -35,7 +40,9 @@ class Attempts:
         failures, given_up = self._failures, self.given_up
         self._failures = Counter({new: failures[old] for new, old in enumerate(indices)})
         self.given_up = {new: given_up[old] for new, old in enumerate(indices) if old in given_up}
+        self._retry_after_s = {}
 
     def wait_s(self, sample_index: int) -> float:
         """Seconds to wait before the next attempt."""
-        return min(FIRST_WAIT_S * 2.0 ** max(self._failures[sample_index] - 1, 0), LONGEST_WAIT_S)
+        own_s = min(FIRST_WAIT_S * 2.0 ** max(self._failures[sample_index] - 1, 0), LONGEST_WAIT_S)
+        return max(own_s, self._retry_after_s.get(sample_index, 0.0))

@@ -11,7 +11,7 @@ dtype, axis and item shape; of a ragged column a sample may have no rows.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ import numpy as np
 from buffer_wire import engine_columns, layout, limits
 from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import groups_pb2 as pb
+from rollout_workers.errors import PolicyError
 
 REWARD_COLUMN = "given_reward"
 """Column of partial rollouts: the reward that a rollout function gave, NaN where it gave none."""
@@ -95,12 +96,18 @@ class Returned:
 
     reward: object
     columns: Columns = field(default_factory=dict)
+    failure: str = ""
+    """Name of what is wrong with the answer; empty: nothing is."""
 
 
 def returned(value: object, *, prompt: int, response: int) -> Returned:
-    """Take apart what a function returned for a sample with so many tokens. Raises InvalidField for a column."""
+    """Take apart what a function returned, or the PolicyError that it raised, for a sample with so many tokens. Raises
+    InvalidField for a column.
+    """
     if isinstance(value, Returned):
         return value
+    if isinstance(value, PolicyError):
+        return replace(returned(value.result, prompt=prompt, response=response), failure=value.name)
     if not isinstance(value, Mapping):
         return Returned(value)
     columns = {
@@ -248,6 +255,7 @@ def to_message(given: Returned) -> tuple[dict[str, Any], bytes]:
     """An object for JSON, and the columns' bytes behind each other. Raises TypeError for a reward that is no JSON."""
     head = {
         "reward": given.reward,
+        "failure": given.failure,
         "columns": [[name, c.axis, c.values.dtype.str, list(c.values.shape)] for name, c in given.columns.items()],
     }
     json.dumps(head)
@@ -262,4 +270,4 @@ def from_message(head: Mapping[str, Any], data: bytes) -> Returned:
         count = int(np.prod(shape, dtype=np.int64))
         columns[name] = Given(axis, np.frombuffer(data, dtype, count, at).reshape(shape))
         at += count * dtype.itemsize
-    return Returned(head["reward"], columns)
+    return Returned(head["reward"], columns, head["failure"])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from buffer_wire.errors import InvalidField
-from rollout_workers.errors import EpisodeFull
+from rollout_workers.errors import EpisodeFull, PolicyError
 from rollout_workers.generation.given import Columns, is_finite, of_trajectory
 from rollout_workers.generation.samples import SampleProgress
 
@@ -63,14 +63,14 @@ class Rows:
             await asyncio.wait(left)
 
     def conclude(self, result: object) -> str:
-        """Take what the function returned; returns what is wrong with it, or nothing. Rows without a turn are left
-        out.
+        """Take what the function returned, or its PolicyError; returns what is wrong with it, or nothing. Rows without
+        a turn are left out.
         """
         first, *further = self.all
         further = [row for row in further if row.progress.turns]
         for row in (first, *further):
-            if wrong := row.end(cut=bool(self.ran_full)):
-                return wrong if row is first else f"of row {self.all.index(row)}: {wrong}"
+            if fault := row.end(cut=bool(self.ran_full), wrong=isinstance(result, PolicyError)):
+                return fault if row is first else f"of row {self.all.index(row)}: {fault}"
         try:
             reward = first.keep(result, {})
             for row in further:

@@ -106,6 +106,8 @@ class SampleProgress:
     """Prompt of this sample's own, int32 [p]; None: the group's."""
     reward: float | None = None
     """Reward that the rollout function returned; None: the reward function is asked."""
+    failure: str = ""
+    """Name that a function gave to what is wrong with the answer; empty: nothing is."""
     columns: dict[str, EngineColumn] = field(default_factory=dict)
     """Columns that the task asks of the engine, by the names in Task.columns: of t tokens, or of positions."""
     given: Columns = field(default_factory=dict)
@@ -188,7 +190,7 @@ class SampleProgress:
         self.columns = {name: none_of(name) for name in self.columns}
         self.spans, self.turns, self.finish, self.prompt_ids, self.reward = [], [], None, None, None
         self.given, self.scored = {}, {}
-        self.trainable, self.policy = True, ""
+        self.trainable, self.policy, self.failure = True, "", ""
 
 
 class GroupProgress:
@@ -570,6 +572,8 @@ def _add_sample(
         wire.trainable = False
     if sample.policy:
         wire.policy = sample.policy
+    if sample.failure:
+        wire.failure = sample.failure
     return wire
 
 
@@ -587,6 +591,7 @@ def _sample_of(wire: groups_pb2.Sample, columns: Mapping[str, layout.Array], at:
         finish=_FINISH.get(wire.finish_reason),
         trainable=is_trainable(wire),
         policy=wire.policy,
+        failure=wire.failure,
     )
 
 

@@ -116,8 +116,11 @@ class RewardProcesses:
         """Ids of the processes that live."""
         return [child.process.pid for child in self._children if child.alive]
 
-    async def ask(self, sample: RewardInput) -> Returned:
-        """Ask for what the reward function returns for the sample. Raises RewardFailed."""
+    async def ask(self, sample: RewardInput, *, timeout_s: float | None = None) -> Returned:
+        """Ask for what the reward function returns for the sample, within `timeout_s` or else the time of all. Raises
+        RewardFailed.
+        """
+        left_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             head, ids = to_message(sample)
         except (TypeError, ValueError) as error:
@@ -125,12 +128,12 @@ class RewardProcesses:
         child = await self._free.get()
         try:
             child = await self._ready(child)
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(left_s):
                 answer, data = await child.ask(head, ids)
         except TimeoutError:
             self._end(child)
             child = None
-            why = f"no result within {self._timeout_s:g} s; its process was killed"
+            why = f"no result within {left_s:g} s; its process was killed"
             raise self._failed(sample, why) from None
         except (_Gone, OSError) as error:
             self._end(child)
@@ -144,7 +147,8 @@ class RewardProcesses:
         finally:
             self._free.put_nowait(child)
         if "error" in answer:
-            raise self._failed(sample, str(answer["error"]))
+            retry_after_s = float(str(answer.get("retry_after_s", 0.0)))
+            raise RewardFailed(self._function, sample.sample_index, str(answer["error"]), retry_after_s=retry_after_s)
         return from_message(answer, data)
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ import structlog
 from rollout_workers.counters import describe
 from rollout_workers.engine.types import nobody_waits
 from rollout_workers.episode import Episode
-from rollout_workers.errors import EpisodeFull, PromptRefused, RolloutFailed, SamplesFailed
+from rollout_workers.errors import EpisodeFull, PolicyError, PromptRefused, RolloutFailed, SamplesFailed
 from rollout_workers.functions import Rollout
 from rollout_workers.generation.attempts import Attempts
 from rollout_workers.generation.engine_calls import EngineCalls
@@ -120,6 +120,8 @@ class Episodes:
         try:
             async with limit:
                 reward = await self._rollout.function(episode)
+        except PolicyError as named:
+            reward = named
         except EpisodeFull as full:
             error = None if full in episode.rows.ran_full else self._failed(episode, describe(full))
         except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
@@ -129,7 +131,7 @@ class Episodes:
                     f"{self._rollout.name} was cancelled"
                 )
             else:
-                error = self._failed(episode, describe(raised))
+                error = self._failed(episode, describe(raised), getattr(raised, "retry_after_s", 0.0))
         failure = episode.rows.failure
         await episode.rows.close()
         if failure is not None:
@@ -138,8 +140,8 @@ class Episodes:
             error = self._failed(episode, wrong)
         return error
 
-    def _failed(self, episode: Episode, why: str) -> RolloutFailed:
-        return RolloutFailed(self._rollout.name, episode.sample_index, why)
+    def _failed(self, episode: Episode, why: str, retry_after_s: float = 0.0) -> RolloutFailed:
+        return RolloutFailed(self._rollout.name, episode.sample_index, why, retry_after_s=retry_after_s)
 
     def _drop_what_cannot_go_on(self) -> None:
         if not self._rollout.resumable:

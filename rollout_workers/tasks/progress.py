@@ -62,6 +62,11 @@ class Progress:
             unanswered=len(self._pusher),
             reward_s=round(counters.reward_s, 1),
             **{name: count for name in _WHEN_THERE if (count := getattr(counters, name))},
+            **{
+                name: {_named(key): count for key, count in counts.items()}
+                for name in ("infrastructure_errors", "policy_errors")
+                if (counts := getattr(counters, name))
+            },
             **{f"evaluated_{name}": count for name, count in self._evaluated.pushed.items()},
             **{f"push_{name}": count for name, count in counters.pushed.items() if name != "queued"},
             **{f"{way}_mb": round(size / 1e6, 1) for way, size in counters.pushed_bytes.items()},
@@ -75,6 +80,11 @@ class Progress:
                 for_s=round(self._pusher.oldest_s),
                 waiting_on="the service, or with a full queue the trainer's pulls",
             )
+
+
+def _named(key: str | tuple[str, str]) -> str:
+    """An environment, or one and the name of a failure, in a line."""
+    return (key if isinstance(key, str) else ".".join(key)) or "(none)"
 
 
 def _state(slot: EngineSlot) -> str:

@@ -21,10 +21,13 @@ _log = structlog.get_logger()
 class GroupRewards:
     """Rewards of the samples of `progress`, by index."""
 
-    def __init__(self, progress: GroupProgress, scorer: Scorer, attempts: Attempts) -> None:
+    def __init__(
+        self, progress: GroupProgress, scorer: Scorer, attempts: Attempts, *, timeout_s: float | None = None
+    ) -> None:
         self._progress = progress
         self._scorer = scorer
         self._attempts = attempts
+        self._timeout_s = timeout_s
         self._rewards: dict[int, float] = {}
         self._asked_again: set[int] = set()
         """Samples whose present response had no reward at the first try."""
@@ -65,10 +68,12 @@ class GroupRewards:
     async def _score(self, indices: list[int]) -> dict[int, RewardFailed]:
         if not indices:
             return {}
-        scores = await self._scorer.score(self._progress, indices)
+        scores = await self._scorer.score(self._progress, indices, timeout_s=self._timeout_s)
         self._rewards.update(scores.rewards)
         for i, columns in scores.columns.items():
             self._progress.samples[i].scored = columns
+        for i, failure in scores.named.items():
+            self._progress.samples[i].failure = failure
         if scores.failures:
             first = min(scores.failures)
             _log.warning(

@@ -25,6 +25,7 @@ from rollout_workers.errors import PromptRefused, WorkerError
 from rollout_workers.functions import Rollout
 from rollout_workers.generation.attempts import Attempts
 from rollout_workers.generation.images import Images, references_of
+from rollout_workers.generation.limits import LimitsOfTasks
 from rollout_workers.generation.prompts import Prompts
 from rollout_workers.generation.samples import GroupProgress, TokenIds
 from rollout_workers.generation.sampling import request_of
@@ -71,8 +72,7 @@ class Tools:
     scorer: Scorer
     pusher: Pusher
     counters: Counters
-    generate_timeout_s: float
-    max_sample_attempts: int
+    limits: LimitsOfTasks
     rollout: Rollout | None = None
     """Rollout function that makes the samples; None: they are single turns of the model."""
     surplus_samples: int = 0
@@ -97,6 +97,7 @@ class Work:
     ) -> None:
         self.lease = lease
         self.stage = Stage.PREPARING
+        self._limits = tools.limits.of(lease.task)
         self._slot = slot
         self._tools = tools
         self._give_back = give_back
@@ -197,6 +198,7 @@ class Work:
         if rewards is None:
             return False
         self.stage = Stage.PUSHING
+        tools.counters.named_failures(self.lease.task.environment, [sample.failure for sample in progress.samples])
         header, payload = progress.to_group(rewards, tools.worker_id)
         result = await tools.pusher.push(header, payload)
         if result.outcome not in ENDED_WELL:
@@ -239,8 +241,8 @@ class Work:
     async def _make(self, progress: GroupProgress) -> list[float] | None:
         """Generate and score every sample; the rewards, or None when it was interrupted."""
         counters = self._tools.counters
-        attempts = Attempts(self._tools.max_sample_attempts)
-        rewards = GroupRewards(progress, self._tools.scorer, attempts)
+        attempts = Attempts(self._limits.max_sample_attempts)
+        rewards = GroupRewards(progress, self._tools.scorer, attempts, timeout_s=self._limits.reward_timeout_s)
         try:
             while await self._generate(progress, attempts):
                 attempts.keep(self._cut_surplus(progress))
@@ -260,6 +262,7 @@ class Work:
             return None
         finally:
             counters.samples_again += attempts.again
+            counters.failed_samples(self.lease.task.environment, attempts.errors)
 
     async def _generate(self, progress: GroupProgress, attempts: Attempts) -> bool:
         """Generate what is unfinished; False when it was interrupted."""
@@ -297,7 +300,7 @@ class Work:
                 progress,
                 self._slot,
                 attempts,
-                timeout_s=tools.generate_timeout_s,
+                timeout_s=self._limits.generate_timeout_s,
                 on_freed=self._on_freed,
                 spread=tools.spread if self.pinned is None else None,
             )
@@ -307,7 +310,7 @@ class Work:
             attempts,
             rollout=tools.rollout,
             prompts=tools.prompts,
-            timeout_s=tools.generate_timeout_s,
+            timeout_s=self._limits.generate_timeout_s,
             on_freed=self._on_freed,
         )
 

@@ -385,7 +385,7 @@ async def test_new_requests_use_a_prefix_cache_of_their_version(
     await engine.generate([request()])
     await engine.load_files(weights, "1.6")
     await engine.generate([request()])
-    assert [body["extra_key"] for body in fake.received["/generate"]] == [["1.0"], ["1.6"]]
+    assert keys(fake) == [["1.0"], ["1.6"]]
 
 
 async def test_a_group_goes_on_with_what_was_cached_since_it_began(fake: FakeSglang, weights: Path) -> None:
@@ -394,9 +394,18 @@ async def test_a_group_goes_on_with_what_was_cached_since_it_began(fake: FakeSgl
         for label in ("1.6", "1.7"):
             await engine.load_files(weights, label)
         await engine.generate([replace(request(), begun_with="1.6"), request()])
-    assert [body["extra_key"] for body in fake.received["/generate"]] == [["1.0"], ["1.6", "1.7"]]
-    # The first load empties what another run may have left.
-    assert [body["flush_cache"] for body in fake.received["/update_weights_from_disk"]] == [True, False]
+    assert keys(fake) == [["1.0"], ["1.6", "1.7"]]
+    assert [body["flush_cache"] for body in fake.received["/update_weights_from_disk"]] == [False, False]
+
+
+async def test_what_another_worker_has_cached_is_of_no_use(fake: FakeSglang) -> None:
+    named = []
+    for _ in range(2):
+        async with connected(fake, QUICK) as engine:
+            await engine.generate([request()])
+            named += fake.received["/generate"][-1]["extra_key"]
+    first, second = named
+    assert first != second
 
 
 async def test_by_default_what_was_cached_before_a_load_is_of_no_use(
@@ -405,11 +414,16 @@ async def test_by_default_what_was_cached_before_a_load_is_of_no_use(
     await engine.load_files(weights, "1.6")
     await engine.load_files(weights, "1.7")
     await engine.generate([replace(request(), begun_with="1.6")])
-    assert [body["extra_key"] for body in fake.received["/generate"]] == [["1.7"]]
+    assert keys(fake) == [["1.7"]]
     assert [body["flush_cache"] for body in fake.received["/update_weights_from_disk"]] == [True, True]
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def keys(fake: FakeSglang) -> list[list[str]]:
+    """Keys of the prefix caches of each call, without the names of their connections."""
+    return [[key.partition("/")[2] for key in body["extra_key"]] for body in fake.received["/generate"]]
 
 
 @pytest.fixture

@@ -14,10 +14,18 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineLoadFailed, EngineTimeout
 from rollout_workers.engine.sglang.engine import SglangEngine
-from rollout_workers.engine.sglang.launch import free_port
-from rollout_workers.engine.types import PauseMode, ProcessGroup, SampleRequest, TensorSpec
+from rollout_workers.engine.sglang.launch import SglangLauncher, free_port
+from rollout_workers.engine.types import (
+    GeneratedSample,
+    PauseMode,
+    PrefixCache,
+    ProcessGroup,
+    SampleRequest,
+    TensorSpec,
+)
 from tests.engine.conftest import CONSTANT_TOKENS, Models
 
 # The first of these to run starts the server.
@@ -226,3 +234,47 @@ async def test_group_can_be_joined_again_under_the_same_name(engine: SglangEngin
             assert await tokens(engine) == {(CONSTANT_TOKENS[1], "5.1")}
             second.close()
             await engine.leave_group(second.name)
+
+
+@pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.IN_PLACE])
+async def test_what_a_group_has_cached_survives_an_update_for_that_group_and_for_no_new_one(
+    launcher: SglangLauncher, models: Models, mode: PauseMode
+) -> None:
+    cached = {
+        kept: await _cached_after_an_update(launcher.base_url, models, mode, kept, f"1.{40 + 2 * i}", f"1.{41 + 2 * i}")
+        for i, kept in enumerate(PrefixCache)
+    }
+    # What goes on has computed its whole context anew, which the new one then shares.
+    assert cached[PrefixCache.VERSION] == {"goes on": 0, "new": len(LONG) - 1, "new again": len(LONG) - 1}
+    # All but the token that was drawn last, whose keys nobody has computed.
+    assert cached[PrefixCache.GROUP] == {"goes on": len(LONG) + 7, "new": 0, "new again": len(LONG) - 1}
+
+
+LONG = np.arange(20, 84, dtype=np.int32)
+
+
+async def _cached_after_an_update(
+    url: str, models: Models, mode: PauseMode, kept: PrefixCache, before: str, after: str
+) -> dict[str, int]:
+    """Input tokens that the server took from its prefix cache under the second version."""
+    engine = SglangEngine(url, options=ServerOptions(generate_timeout_s=100, prefix_cache=kept))
+
+    async def asked(ids: np.ndarray[Any, np.dtype[np.int32]], begun_with: str = "") -> GeneratedSample:
+        request = SampleRequest(sample_index=0, input_ids=ids, max_new_tokens=8, ignore_eos=True, begun_with=begun_with)
+        (sample,) = await engine.generate([request])
+        return sample
+
+    try:
+        for label, model in ((before, models.random[0]), (after, models.random[1])):
+            await engine.pause(mode)
+            await engine.load_files(model, label)
+            await engine.resume()
+            if label == before:
+                first = await asked(LONG)
+                assert first.spans[0].version_label == before
+        going_on = await asked(np.concatenate([LONG, first.output_ids]), begun_with=before)
+        assert {span.version_label for span in going_on.spans} == {after}
+        new, again = await asked(LONG), await asked(LONG)
+    finally:
+        await engine.close()
+    return {"goes on": going_on.cached_tokens, "new": new.cached_tokens, "new again": again.cached_tokens}

@@ -15,6 +15,7 @@ from rollout_workers.counters import Counters
 from rollout_workers.engine.simulated.answers import AnswerOptions
 from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
 from rollout_workers.engine.types import SampleRequest
+from rollout_workers.generation.limits import Limits, LimitsOfTasks
 from rollout_workers.generation.prompts import Prompts
 from rollout_workers.rewards import Scorer
 from rollout_workers.service.client import WaitLog
@@ -136,7 +137,7 @@ async def bench(*, tokens_per_s: float = 2_000.0, hold_s: float = 20.0, **more: 
     counters = Counters()
     calls = Calls(counters)
     scorer = Scorer(length_reward, Prompts(None), name="r", timeout_s=5, threads=1, decode=False)
-    tools = Tools("w", Prompts(None), scorer, calls, counters, 30.0, 2)  # type: ignore[arg-type]
+    tools = Tools("w", Prompts(None), scorer, calls, counters, LimitsOfTasks(Limits(30.0, 30.0, 2), {}))  # type: ignore[arg-type]
     values: dict[str, Any] = {"concurrency": 2, "lease_wait_s": 10.0, **more}
     keeper = LeaseKeeper(slot.engine_id, calls)  # type: ignore[arg-type]
     evaluator = Evaluator(slot, calls, keeper, tools, hold_s=hold_s, **values)  # type: ignore[arg-type]

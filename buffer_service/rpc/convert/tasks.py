@@ -16,6 +16,7 @@ from buffer_wire.messages import message_of
 from buffer_wire.payloads.keys import group_checksum, payload_checksum
 from rollout_buffer.v1 import tasks_pb2 as pb
 
+DAY_MS = 86_400_000
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 _KINDS = members(pb.ReturnKind, ops.ReturnKind)
 _SINKS = members(pb.TaskSink, ops.TaskSink)
@@ -45,6 +46,8 @@ def new_task(at: str, task: pb.Task) -> ops.NewTask:
     _check_prompt(at, task)
     _check_sampling(f"{at}.sampling", task.sampling)
     _check_columns(at, task.columns)
+    for name, most in (("generate_timeout_ms", DAY_MS), ("reward_timeout_ms", DAY_MS), ("sample_attempts", 100)):
+        fields.number(getattr(task, name), f"{at}.{name}", 0, most)
     metadata = task.metadata_json.encode()
     if len(metadata) > limits.MAX_METADATA_BYTES:
         raise InvalidField(

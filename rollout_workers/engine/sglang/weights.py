@@ -51,8 +51,6 @@ class SglangWeights:
         self._layout: weight_files.Layout | None = None
         self._ranks = 1
         self._session_left_open = False
-        self._loaded = False
-        """True once weights were loaded since the server was connected."""
         self.label = ""
         """Label of the weights that the server generates with."""
         self.paused: PauseMode | None = None
@@ -219,9 +217,7 @@ class SglangWeights:
 
     @property
     def _flushes(self) -> bool:
-        # What an earlier worker left may bear the labels of another run.
-        keeps = self._calls.options.prefix_cache is PrefixCache.GROUP and self._loaded
-        return self.paused is not PauseMode.IN_PLACE and not keeps
+        return self.paused is not PauseMode.IN_PLACE and self._calls.options.prefix_cache is PrefixCache.VERSION
 
     @asynccontextmanager
     async def _session(self, doing: str) -> AsyncIterator[None]:
@@ -271,7 +267,7 @@ class SglangWeights:
             raise self._failed(source, version_label, f"it reports {reported} afterwards", kept=False)
 
     def _took(self, layout: weight_files.Layout, version_label: str) -> None:
-        self.label, self._loaded = version_label, True
+        self.label = version_label
         self._layout = layout if self._layout is None else self._layout
 
     def _failed(self, source: str, version_label: str, cause: str, *, kept: bool) -> EngineLoadFailed:

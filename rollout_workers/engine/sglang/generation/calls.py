@@ -6,6 +6,7 @@ waits for any more leaves nothing running in the server.
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -51,6 +52,8 @@ class SglangGenerate:
         self._label = label
         self._adapters = adapters
         self._on_decoding = on_decoding
+        self._cache = uuid.uuid4().hex[:8]
+        """Beginning of all cache keys: what an earlier worker left bears labels of another run, perhaps."""
 
     def check_sampling(self, request: SampleRequest) -> None:
         wire.check_sampling(request, self._settings)
@@ -173,7 +176,8 @@ class SglangGenerate:
 
     def _cache_key(self, request: SampleRequest, pinned: wire.Pinned | None) -> str:
         of_group = self._calls.options.prefix_cache is PrefixCache.GROUP
-        return request.begun_with if of_group and request.begun_with else self._in_force(pinned)
+        label = request.begun_with if of_group and request.begun_with else self._in_force(pinned)
+        return f"{self._cache}/{label}"
 
     async def abort_quietly(self, rids: Sequence[str]) -> None:
         """Abort on the way out of a failed call, whose own error matters more, and which may be being cancelled."""
