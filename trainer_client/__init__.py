@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from trainer_client.progress import ProgressBar
     from trainer_client.publish.publication import Publication, WeightPublisher
     from trainer_client.publish.ranks import PublishFailed
+    from trainer_client.selection.facts import GroupFacts
+    from trainer_client.selection.selector import SelectionFailed
     from trainer_client.session.plan import SessionOptions
     from trainer_client.session.session import TrainerSession
     from trainer_client.state import (
@@ -70,6 +72,7 @@ __all__ = [
     "EvaluationState",
     "FilesManifest",
     "Group",
+    "GroupFacts",
     "ImageRef",
     "Ledger",
     "Policy",
@@ -82,6 +85,7 @@ __all__ = [
     "RunState",
     "Sample",
     "SamplingParams",
+    "SelectionFailed",
     "ServiceUnreachable",
     "SessionOptions",
     "Submission",
@@ -124,6 +128,8 @@ _HOMES = {
     "trainer_client.progress": ("ProgressBar",),
     "trainer_client.publish.publication": ("Publication", "WeightPublisher"),
     "trainer_client.publish.ranks": ("PublishFailed",),
+    "trainer_client.selection.facts": ("GroupFacts",),
+    "trainer_client.selection.selector": ("SelectionFailed",),
     "trainer_client.client.requests": ("Submission",),
     "trainer_client.session.session": ("TrainerSession",),
     "trainer_client.session.plan": ("SessionOptions",),

@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rollout_buffer.v1 import tasks_pb2
+from rollout_buffer.v1 import common_pb2, tasks_pb2
 from tests.support.push import GroupArrays, PushingWorker, group_of_lease
-from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task, WeightVersion
+from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task
 
 RUN = "reports"
 TASKS, BATCH, SAMPLES = 240, 4, 2
@@ -84,7 +84,7 @@ def trainer(address: str) -> None:
 def worker(address: str) -> None:
     """Work until it is killed."""
 
-    def make(lease: tasks_pb2.Lease, loaded: WeightVersion) -> GroupArrays:
+    def make(lease: tasks_pb2.Lease, loaded: common_pb2.WeightVersion) -> GroupArrays:
         made = group_of_lease(lease, loaded)
         rewards = rewards_of(lease.task.task_id)
         samples = [replace(sample, reward=reward) for sample, reward in zip(made.samples, rewards, strict=True)]

@@ -1,5 +1,6 @@
 """Filters and samplers as functions, in a session on a real service."""
 
+import threading
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -8,8 +9,7 @@ from buffer_wire.errors import InvalidField
 from tests.support.push import PushingWorker
 from tests.support.service import ServiceProcess
 from tests.trainer_client.test_service import ids, tasks
-from trainer_client import BufferClient, ClientOptions, Policy, SessionOptions
-from trainer_client.selection.selector import SelectionFailed
+from trainer_client import BufferClient, ClientOptions, Policy, SelectionFailed, SessionOptions, TrainerSession
 
 HERE = "tests.trainer_client.selection.functions"
 WHOLE = Policy(batch_groups=4, max_queued_groups=8, overflow_action="block", record_groups=True)
@@ -102,6 +102,32 @@ def test_one_that_fails_stops_nothing_else_and_the_batch_is_there_again(
         batch = next(session)
     assert (batch.step, len(batch.groups), batch.final) == (0, 4, True)
     assert "t3" not in ids(batch)
+
+
+def test_ranks_select_together(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
+    barrier = threading.Barrier(2, timeout=30)
+    made: dict[int, list[str]] = {}
+    policy = Policy(batch_groups=4, equal_shards=True, max_queued_groups=8, overflow_action="block")
+    both = options(filter="solved", sampler="best_two", barrier=barrier.wait)
+
+    def rank(number: int, session: TrainerSession) -> None:
+        batch = next(session)
+        assert (batch.info.total_groups, batch.final) == (4, True)
+        made[number] = ids(batch)
+
+    with (
+        PushingWorker(service.address, run_id),
+        client.session(run_id, policy=policy, tasks=tasks(8), world_size=2, options=both) as leader,
+        BufferClient(service.address) as other,
+        other.session(run_id, rank=1, world_size=2, start=leader.start, options=both) as follower,
+    ):
+        threads = [threading.Thread(target=rank, args=(i, each)) for i, each in enumerate((leader, follower))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert leader.state().ledger.groups.rejected.groups == 1
+    assert sorted(made[0] + made[1]) == ["t0", "t1", "t2", "t4"]
 
 
 def test_a_sampler_of_parts_of_steps_is_refused(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
