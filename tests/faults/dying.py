@@ -90,6 +90,8 @@ def train(address: str, folder: Path, kind: Kind) -> None:
 
         _set_traps(publisher, arrive)
         for batch in session:
+            for group in batch.groups:
+                kind.check_group(group, partial(client.read_blob, RUN))
             for sample in batch.samples:
                 kind.check(sample)
             journal.write(step=[batch.step, {group.task_id: digest(group) for group in batch.groups}])

@@ -4,17 +4,19 @@ All values are functions of the tokens, so that those of an interrupted sample a
 """
 
 import hashlib
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from rollout_workers.agents.episode import AgentEpisode
 from rollout_workers.engine.simulated.answers import experts_of
 from rollout_workers.rewards import RewardInput, ragged
 from tests.agents.talking import chat, user
-from trainer_client import Policy, SamplingParams, Task
+from trainer_client import ImageRef, Policy, SamplingParams, Task
 from trainer_client.batch import Group, Sample
 
 BATCH_GROUPS = 3
@@ -46,6 +48,8 @@ class Kind:
     renamed: the files are in place, and not noted; written: nobody is told of them; published: all is told, and not yet
     checkpointed.
     """
+    check_group: Callable[[Group, Callable[[str], bytes]], None] = lambda _group, _read: None
+    """Fails for a group that is not as it was made; it is given the reader of the run's blobs."""
 
     def tasks(self) -> list[Task]:
         """All tasks of a run."""
@@ -54,7 +58,7 @@ class Kind:
 
 def digest(group: Group) -> str:
     """Digest of all that a trainer is given of a group."""
-    state = hashlib.sha256()
+    state = hashlib.sha256(repr(group.images).encode())
     for sample in group.samples:
         state.update(repr((sample.prompt_len, sample.reward, sample.finish_reason, sample.spans)).encode())
         state.update(repr([(turn.role, turn.start, turn.end) for turn in sample.turns]).encode())
@@ -145,6 +149,44 @@ def check_game(sample: Sample) -> None:
     assert sample.spans[-1].end == sample.tokens
 
 
+# ── images ───────────────────────────────────────────────────────────────────
+
+PLACEHOLDER = 7
+
+
+def picture(i: int) -> bytes:
+    """One of a few images, which many groups share."""
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), (i % 5, 0, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+def shown(i: int) -> Task:
+    places = ((1, 3), (5, 2))
+    return Task(
+        task_id=f"t{i:04d}",
+        group_size=GROUP_SIZE,
+        sampling=SamplingParams(max_new_tokens=60),
+        prompt_token_ids=[1, *[PLACEHOLDER] * 3, 2, *[PLACEHOLDER] * 2, 3],
+        images=[ImageRef.of(picture(i + at), start=start, tokens=n) for at, (start, n) in enumerate(places)],
+    )
+
+
+def length(sample: RewardInput) -> float:
+    return float(len(sample.response_ids))
+
+
+def check_answer(sample: Sample) -> None:
+    assert PLACEHOLDER not in sample.token_ids[sample.prompt_len :]
+    assert sample.token_ids[: sample.prompt_len].tolist() == list(shown(0).prompt_token_ids)
+
+
+def check_images(group: Group, read: Callable[[str], bytes]) -> None:
+    i = int(group.task_id[1:])
+    assert group.images == tuple(shown(i).images)
+    assert [read(image.sha256) for image in group.images] == [picture(i), picture(i + 1)]
+
+
 SPEED = ("--simulate", "--tokens-per-s", "150", "--groups-per-engine", "4", "--lease-wait-s", "1")
 KINDS = {
     "columns": Kind(
@@ -152,6 +194,13 @@ KINDS = {
         check_columns,
         (*SPEED, "--reward", f"{__name__}:reward"),
         ("pulled", "saving", "patching", "renamed", "written", "published"),
+    ),
+    "images": Kind(
+        shown,
+        check_answer,
+        (*SPEED, "--reward", f"{__name__}:length"),
+        ("pulled", "saving", "published"),
+        check_images,
     ),
     "agents": Kind(
         game, check_game, (*SPEED, "--reward", "", "--agent", f"{__name__}:play"), ("pulled", "saving", "published")

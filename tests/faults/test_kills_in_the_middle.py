@@ -1,4 +1,4 @@
-"""Kill -9 of worker, service and trainer while columns, agents' requests and patches of weights are under way.
+"""Kill -9 of worker, service and trainer while columns, images, agents' requests and patches of weights are under way.
 
 Engines are simulated, and make the columns that tasks ask for; agents talk HTTP to the worker. Everything else is real.
 """

@@ -108,6 +108,11 @@ def answer_to(request: SampleRequest, options: AnswerOptions) -> Answer:
     drawn = round(options.length_median * float(np.exp(options.length_sigma * rng.standard_normal())))
     length = min(max(1, request.min_new_tokens, drawn - begun), request.max_new_tokens)
     tokens = rng.integers(options.vocab_size, size=begun + length, dtype=np.int32)[begun:]
+    if request.images:
+        # Placeholders are never drawn: another token comes in their place.
+        places = {int(request.input_ids[image.start]) for image in request.images}
+        free = next(token for token in range(options.vocab_size) if token not in places)
+        tokens[np.isin(tokens, list(places))] = free
     logprobs = np.log1p(-rng.random(begun + length)).astype(np.float32)[begun:]
     may_stop = tokens[request.min_new_tokens :]
     if request.stop_token_ids and len(stops := np.flatnonzero(np.isin(may_stop, request.stop_token_ids))):
