@@ -56,6 +56,7 @@ OPEN = {
     "method": "the RPC, without its service",
     "engine": "the engine's id",
     "cause": "why nobody trains on them, as in the worker's log",
+    "failure": "the name that a rollout or reward function gave",
     "stage_name": "the stage's name, at most 8 in a policy",
     "server": "host:port of a primary of the payload cluster",
 }
