@@ -82,7 +82,7 @@ class Episode:
         """Name of the policy or role that writes this row, where the task has several."""
         self.reward: float | None = None
         """Reward of this row, where it is not what the function returns for the sample."""
-        self.rows = Rows() if rows is None else rows
+        self.rows = Rows(calls.progress, index) if rows is None else rows
         """All rows of the sample."""
         self._index = calls.progress.begin_row(index, len(self.rows.all))
         """Index of the row in its group; see samples.ROW_STRIDE."""

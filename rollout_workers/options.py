@@ -55,7 +55,7 @@ class AgentOptions:
 
     branches: str = "refuse"
     """Way with a request that does not go on from what was said: `refuse` fails the sample; `last` goes on from the
-    last answer in common, and what is behind it is discarded."""
+    last answer in common, and what is behind it is discarded; `rows` begins a further row of the sample."""
 
     listen: str = "127.0.0.1:0"
     """host:port at which agents reach the model; port 0: any free one. Beyond this machine with RB_INSECURE=1 alone,
@@ -68,7 +68,7 @@ class AgentOptions:
         check("agent", self.function, lambda f: bool(_REWARD.fullmatch(f)), "module:function")
         check("agent_tools", self.tools, lambda t: bool(_TOOLS.fullmatch(t)), "hermes or sglang:NAME")
         check("agent_reasoning", self.reasoning, lambda r: r in {"", "think"}, "think")
-        check("agent_branches", self.branches, lambda b: b in {"refuse", "last"}, "refuse or last")
+        check("agent_branches", self.branches, lambda b: b in {"refuse", "last", "rows"}, "refuse, last or rows")
         check("agent_listen", self.listen, lambda a: bool(_LISTEN.fullmatch(a)), "host:port")
         check("agent_advertise", self.advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
         if not (stays_here(self.listen) or Access().effective().insecure):

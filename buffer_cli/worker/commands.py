@@ -36,7 +36,7 @@ def worker(
     agent_tools: Annotated[str | None, _agents(help="Parser of tool calls: hermes, or sglang:NAME.")] = None,
     agent_reasoning: Annotated[str | None, _agents(help="think: tell <think>…</think> apart from the text.")] = None,
     agent_branches: Annotated[
-        str | None, _agents(help="Requests that do not go on from what was said: refuse (default), or last.")
+        str | None, _agents(help="Requests that do not go on from what was said: refuse (default), last, or rows.")
     ] = None,
     agent_listen: Annotated[str | None, _agents(help="host:port of the model. Default: 127.0.0.1:0.")] = None,
     agent_advertise: Annotated[str | None, _agents(help="Host under which agents reach it.")] = None,

@@ -1,4 +1,4 @@
-"""One conversation of an agent with the model, which is one sample: requests come in, turns go out.
+"""One conversation of an agent with the model, which is one row of a sample: requests come in, turns go out.
 
 Invariants: a request begins with all that was said, the model's answers among them, or it is refused with the place
 where it parts; with `branches` last, what is behind that place is discarded; the engine is given the tokens that are
@@ -17,7 +17,7 @@ import numpy as np
 from rollout_workers.agents.answers import Answer, Reader
 from rollout_workers.agents.asked import Asked, Message, RequestRefused
 from rollout_workers.agents.rendering import Rendering
-from rollout_workers.agents.said import part, same_setting
+from rollout_workers.agents.said import Parting, part, same_setting
 from rollout_workers.episode import Episode, Turn
 from rollout_workers.errors import EpisodeFull
 
@@ -31,9 +31,9 @@ NOT_REPEATED = "not_repeated"
 
 
 class Conversation:
-    """Episode that is driven by requests."""
+    """Episode that is driven by requests. `broken` is set when they cannot make a sample any more."""
 
-    def __init__(self, episode: Episode, reader: Reader, *, branches: str = "refuse") -> None:
+    def __init__(self, episode: Episode, reader: Reader, broken: asyncio.Event, *, branches: str = "refuse") -> None:
         self._episode = episode
         self._reader = reader
         self._goes_back = branches == "last"
@@ -51,8 +51,7 @@ class Conversation:
         """Messages of the last request that was answered, and its answer."""
         self._now: tuple[Sequence[Message], asyncio.Task[Answer | Exception]] | None = None
         """Messages of the request that is being answered."""
-        self.broken = asyncio.Event()
-        """Set when the requests cannot make a sample any more."""
+        self._broken = broken
         self.fault: Exception | None = None
         """Reason why they cannot."""
         self.full: EpisodeFull | None = None
@@ -63,6 +62,36 @@ class Conversation:
         """Finish reason of the sample: "length" where the last turn was cut or nothing more fitted."""
         cut = bool(self._turns) and self._turns[-1][1].finish_reason == "length"
         return "length" if cut or self.full is not None else "stop"
+
+    @property
+    def has_begun(self) -> bool:
+        """True once it was asked something."""
+        return self._now is not None or self._first is not None
+
+    @property
+    def has_turns(self) -> bool:
+        """True once the model has written."""
+        return bool(self._turns)
+
+    @property
+    def said(self) -> int:
+        """Number of messages that were said."""
+        return len(self._messages)
+
+    def is_asked_again(self, asked: Asked) -> bool:
+        """True for the messages of the request that is being answered, or else of the last one that was."""
+        last = self._now or self._last
+        return last is not None and last[0] == asked.messages
+
+    def goes_on(self, asked: Asked) -> bool:
+        """True where a request goes on from what was said."""
+        return self._now is None and self._first is not None and self._parting(asked) is None
+
+    def end(self) -> None:
+        """Finish the row: the agent has ended. What it did not ask for again is discarded."""
+        if self._taken < len(self._left):
+            self._back(self._taken, NOT_REPEATED)
+        self._episode.finish(self.finish)
 
     async def answer(self, asked: Asked, *, repeated: bool = False) -> Answer:
         """The answer to a request. It is made to its end even if this call is cancelled.
@@ -90,13 +119,8 @@ class Conversation:
     def fail(self, why: Exception) -> Exception:
         """Note that no sample comes of it; returns the first reason."""
         self.fault = self.fault or why
-        self.broken.set()
+        self._broken.set()
         return self.fault
-
-    def drop_unasked(self) -> None:
-        """Discard what an interrupted attempt left and the agent, which has ended, did not ask for again."""
-        if self._taken < len(self._left):
-            self._back(self._taken, NOT_REPEATED)
 
     async def close(self) -> None:
         """End the request under way; an agent that has not waited for it has not made a sample."""
@@ -154,9 +178,7 @@ class Conversation:
 
     def _part(self, asked: Asked) -> None:
         """See that a request goes on from what was said, or go back to where it does. Raises RequestRefused."""
-        if self._first is None:
-            return
-        parting = same_setting(self._first, asked) or part(self._messages, asked.messages, [i for i, _ in self._turns])
+        parting = self._parting(asked)
         if parting is None:
             return
         if not self._goes_back:
@@ -168,6 +190,11 @@ class Conversation:
         self._messages = self._messages[: self._turns[-1][0] + 1] if kept else []
         if not kept:
             self._rendering = self._first = None
+
+    def _parting(self, asked: Asked) -> Parting | None:
+        if self._first is None:
+            return None
+        return same_setting(self._first, asked) or part(self._messages, asked.messages, [i for i, _ in self._turns])
 
     # ── tokens ───────────────────────────────────────────────────────────────
 

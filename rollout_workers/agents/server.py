@@ -24,7 +24,6 @@ from starlette.routing import Route
 from rollout_workers.agents import chat, messages
 from rollout_workers.agents.answers import Answer
 from rollout_workers.agents.asked import Asked, RequestRefused, must_be
-from rollout_workers.agents.conversation import Conversation
 from rollout_workers.counters import describe
 from rollout_workers.errors import EpisodeFull
 
@@ -70,6 +69,22 @@ class Dialect(Protocol):
         ...
 
 
+class Talk(Protocol):
+    """Talk of an agent with the model: rollout.Conversations."""
+
+    async def answer(self, asked: Asked, *, repeated: bool = False) -> Answer:
+        """The answer to a request. Raises what is to be told instead."""
+        ...
+
+    def fail(self, why: Exception) -> Exception:
+        """Note that no sample comes of it; returns the first reason."""
+        ...
+
+    async def close(self) -> None:
+        """End the requests under way."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Place at which an episode is served."""
@@ -88,7 +103,7 @@ class AgentServer:
         self._host, self._port = host.strip("[]"), int(port)
         self._advertise = advertise or self._host
         self._base = ""
-        self._open: dict[str, tuple[Place, Conversation]] = {}
+        self._open: dict[str, tuple[Place, Talk]] = {}
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -126,7 +141,7 @@ class AgentServer:
             await running
 
     @asynccontextmanager
-    async def at_work(self, conversation: Conversation) -> AsyncIterator[Place]:
+    async def at_work(self, conversation: Talk) -> AsyncIterator[Place]:
         """Take the requests of a conversation; at the end of the block its token is worth nothing any more."""
         episode_id, token = secrets.token_hex(8), secrets.token_urlsafe(24)
         place = Place(episode_id, token, f"{self._base}/{episode_id}")
@@ -140,7 +155,7 @@ class AgentServer:
     # ── requests ─────────────────────────────────────────────────────────────
 
     def _door(
-        self, dialect: Dialect, handler: Callable[[Dialect, Request, Place, Conversation], Awaitable[Response]]
+        self, dialect: Dialect, handler: Callable[[Dialect, Request, Place, Talk], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         """Let in who brings the episode's token, as either API sends it."""
 
@@ -159,16 +174,16 @@ class AgentServer:
         known = "/v1/chat/completions, /v1/messages and /v1/models of an episode's base URL"
         return _refusal(chat, 404, "not_found_error", "unknown", f"{request.url.path} is not served, {known} are")
 
-    async def _refuse(self, dialect: Dialect, request: Request, place: Place, conversation: Conversation) -> Response:
+    async def _refuse(self, dialect: Dialect, request: Request, place: Place, conversation: Talk) -> Response:
         path = request.url.path.removeprefix(f"/{place.episode_id}")
         why = f"not supported: {_NOT_SERVED[path]} ({path}); ask /v1/chat/completions or /v1/messages"
         return _refused(dialect, conversation.fail(RequestRefused("not_served", why)))
 
-    async def _models(self, _: Dialect, __: Request, ___: Place, ____: Conversation) -> Response:
+    async def _models(self, _: Dialect, __: Request, ___: Place, ____: Talk) -> Response:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rollout-buffer"}
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def _generate(self, dialect: Dialect, request: Request, place: Place, conversation: Conversation) -> Response:
+    async def _generate(self, dialect: Dialect, request: Request, place: Place, conversation: Talk) -> Response:
         try:
             asked = _asked(dialect, await _body(request))
         except RequestRefused as refused:

@@ -7,7 +7,7 @@ from typing import Protocol
 from buffer_wire.errors import InvalidField
 from rollout_workers.errors import EpisodeFull, PolicyError
 from rollout_workers.generation.given import Columns, is_finite, of_trajectory
-from rollout_workers.generation.samples import SampleProgress
+from rollout_workers.generation.samples import GroupProgress, SampleProgress
 
 
 class Row(Protocol):
@@ -40,9 +40,11 @@ class Row(Protocol):
 
 
 class Rows:
-    """Rows of one sample, and what ended them all."""
+    """Rows of one sample, of that index in its group, and what ended them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: GroupProgress, sample: int) -> None:
+        self._progress = progress
+        self._sample = sample
         self.all: list[Row] = []
         """Rows, the sample's first one before the others."""
         self.failure: Exception | None = None
@@ -86,5 +88,5 @@ class Rows:
                 return f"the reward of row {self.all.index(row)} is {row.reward!r}, no finite number"
         for row in (first, *further):
             row.settle()
-        first.progress.rows = [row.progress for row in further]
+        self._progress.keep_rows(self._sample, [row.progress for row in further])
         return ""

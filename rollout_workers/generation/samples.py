@@ -289,6 +289,13 @@ class GroupProgress:
             rows.append(SampleProgress(columns={name: none_of(name) for name in self.task.columns}))
         return sample + number * ROW_STRIDE
 
+    def keep_rows(self, sample: int, kept: Sequence[SampleProgress]) -> None:
+        """Keep these further rows of a sample; what others have, which nobody has begun again, is discarded."""
+        left = [row for row in self.samples[sample].rows if not any(row is one for one in kept)]
+        if lost := sum(row.generated for row in left):
+            self.discarded["not_repeated"] += lost
+        self.samples[sample].rows = list(kept)
+
     def prompt_of(self, index: int) -> TokenIds:
         """Prompt of this row, int32 [p]."""
         return self._prompt(self.row(index))
