@@ -1,6 +1,6 @@
 """Rules for a trainer: taking over, feeding, pulling, committing, publishing, and giving way."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,10 @@ GIVES_WAY_S = 5.0
 _ENDING_S = 2.0
 """A candidate that ends so soon after a call that got no answer need not ask again."""
 
-_OF_A_TERM = ("SubmitTasks", "PullBatch", "Commit", "Checkpoint", "Publish", "PlanCollective", "SubmitEvaluation")
+_OF_A_TERM = (
+    *("SubmitTasks", "PullBatch", "Reject", "Commit", "Checkpoint"),
+    *("Publish", "PlanCollective", "SubmitEvaluation"),
+)
 _PULL_MAY_DIFFER = ("train_version", "wait_ms", "direct", "commit_through_step", "checkpoint_through_step")
 
 
@@ -126,13 +129,24 @@ def _pulls_in_order(record: Record, finding: Finding) -> None:
                 )
                 if _place(call) == due and _is_whole(call):
                     due = (due[0] + 1, 0) if _info(call).final else (due[0], due[1] + 1)
-            for before, after in pairwise(calls):
+            for before, after in (pair for same in _apart(term, calls) for pair in pairwise(same)):
                 if _is_whole(before) or before.began_s > after.began_s:
                     continue
                 finding.expect(
                     without_run(after, *_PULL_MAY_DIFFER) == without_run(before, *_PULL_MAY_DIFFER),
                     f"{after} does not repeat {before}, which was not received whole ({before.fault or before.status})",
                 )
+
+
+def _apart(term: Term, calls: Iterable[Exchange]) -> Iterable[list[Exchange]]:
+    """Pulls of a rank; those that make up for rejected groups, which may go on beside the next step's, each apart."""
+    given_back = {call.request.step for call in term.of("Reject")}
+
+    def place(call: Exchange) -> Hashable:
+        request = call.request
+        return _place(call) if request.step in given_back and request.micro_batch > 0 else None
+
+    return grouped(calls, place)
 
 
 def _received(term: Term, before_s: float) -> int:
@@ -264,6 +278,26 @@ def _commits_again(record: Record, finding: Finding) -> None:
                 )
 
 
+@rule("T14", "What is rejected was received; a rejection that got no answer is repeated.", "A step given back in part")
+def _rejects_what_it_has(record: Record, finding: Finding) -> None:
+    asked_again(
+        record,
+        finding,
+        (call for call in record.of("Reject") if call.request.group_ids),
+        lambda call: (call.request.term, call.request.step, tuple(call.request.group_ids)),
+        without_run,
+        of_one_kind=lambda call: call.request.term,
+        said="the same rejection",
+    )
+    for term in _begun(record):
+        for call in term.of("Reject"):
+            got = any(
+                pull.request.step == call.request.step and _is_whole(pull) and pull.began_s < call.began_s
+                for pull in term.of("PullBatch")
+            )
+            finding.expect(got, f"{call} rejects groups of step {call.request.step}, of which nothing was received")
+
+
 def _is_last(record: Record, call: Exchange) -> bool:
     """True when the candidate ended, or was replaced, soon after."""
     ends = process_ends(record)
@@ -295,5 +329,6 @@ TRAINER_RULES = (
     Rule("T11", "No request is refused for its form.", "What is promised", well_formed),
     Rule("T12", "Training goes on after every fault.", "What is promised", goes_on),
     _trainer_pace,
+    _rejects_what_it_has,
 )
 """Rules for trainers; docs/conformance.md lists them."""

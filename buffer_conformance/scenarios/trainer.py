@@ -111,6 +111,7 @@ TRAINER_SCENARIOS: Mapping[str, Callable[[TrainerSuite], Awaitable[None]]] = {
     "lost publish reply": _loses("Publish"),
     "lost commit reply": _loses("Commit", needed=False),
     "lost checkpoint reply": _loses("Checkpoint", needed=False),
+    "lost reject reply": _loses("Reject", when=lambda reply: reply.rejected_groups > 0, needed=False),
     "service away": TrainerSuite.away,
     "paused run": TrainerSuite.paused,
     "taken over": TrainerSuite.taken_over,

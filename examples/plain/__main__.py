@@ -21,7 +21,7 @@ from examples.demo import vocabulary
 from examples.demo.model import build_model, save_model
 from examples.demo.processes import running, service
 from examples.plain.loop import LoopOptions, train
-from trainer_client import SamplingParams, Task
+from trainer_client import Group, SamplingParams, Task
 
 GROUP_SIZE = 8
 
@@ -46,6 +46,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="model directory; default: a new model in the demo's vocabulary")
     parser.add_argument("--out", type=Path, default=Path("demo_out/plain"), help="checkpoint and weights go there")
     parser.add_argument("--sglang-python", type=Path, help="interpreter of SGLang's environment, for the own worker")
+    parser.add_argument("--reject-cut-off", action="store_true", help="give groups back whose samples were all cut off")
     options = parser.parse_args(argv)
     if options.steps < 1:
         parser.error("--steps must be at least 1")
@@ -78,12 +79,17 @@ def started(out: Path, run_id: str, model: Path, sglang_python: Path | None, sta
     return address
 
 
+def is_cut_off(group: Group) -> bool:
+    """Tell whether every sample of a group met the limit of its tokens."""
+    return all(sample.finish_reason == "length" for sample in group.samples)
+
+
 def show(step: int, metrics: dict[str, float]) -> None:
     """A line for a step."""
     print(
         f"{step:>5} {metrics['loss']:>8.4f} {metrics['reward']:>7.3f} {metrics['ratio_mean']:>7.3f}"
         f" {metrics['rollout_buffer/staleness_mean']:>9.2f} {metrics['rollout_buffer/train_s']:>7.2f}"
-        f" {metrics['rollout_buffer/pull_wait_s']:>7.2f}",
+        f" {metrics['rollout_buffer/pull_wait_s']:>7.2f} {metrics['rollout_buffer/rejected_groups']:>8.0f}",
         flush=True,
     )
 
@@ -97,13 +103,15 @@ def main(argv: list[str] | None = None) -> int:
     model, directory = prepared_model(options.model, out)
     with ExitStack() as stack:
         address = options.address or started(out, options.run, directory, options.sglang_python, stack)
-        print(f"{'step':>5} {'loss':>8} {'reward':>7} {'ratio':>7} {'staleness':>9} {'train s':>7} {'wait s':>7}")
+        names = f"{'step':>5} {'loss':>8} {'reward':>7} {'ratio':>7} {'staleness':>9}"
+        print(f"{names} {'train s':>7} {'wait s':>7} {'rejected':>8}")
         loop = LoopOptions(
             address=address,
             run_id=options.run,
             steps=options.steps,
             checkpoint=out / "checkpoint.pt",
             weights=out / "weights",
+            is_useless=is_cut_off if options.reject_cut_off else None,
         )
         train(model, tasks(), loop, show)
     print(f"{options.steps} steps are in {out / 'checkpoint.pt'}")

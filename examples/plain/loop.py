@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from trainer_client import BufferClient, Policy, SessionOptions, Task
+from trainer_client import BufferClient, Group, Policy, SessionOptions, Task
 from trainer_client.collate import PaddedBatch, collate
 from trainer_client.objectives import aipo_loss, grpo_advantages, ratio_sums, selected_logprobs
 from trainer_client.publish import FilesPublisher
@@ -40,6 +40,8 @@ class LoopOptions:
     policy: Policy = POLICY
     timeout_s: float = 600.0
     """Longest wait for one batch."""
+    is_useless: Callable[[Group], bool] | None = None
+    """Tells a group that is given back for another one; None: every group is trained on."""
 
 
 def train(
@@ -67,6 +69,8 @@ def train(
         ) as session,
     ):
         for batch in session:  # +
+            if options.is_useless and (useless := [group for group in batch.groups if options.is_useless(group)]):
+                batch = session.reject(batch, useless, "useless")  # noqa: PLW2901 # +
             session.log(train_step(model, optimizer, collate(batch)))  # +
             session.publish(model.save_pretrained)  # +
             if session.next_step % options.checkpoint_every == 0 or session.next_step == options.steps:

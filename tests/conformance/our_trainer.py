@@ -22,6 +22,8 @@ def main(address: str, run_id: str) -> None:
 def train(client: BufferClient, run_id: str) -> None:
     with client.session(run_id, policy=Policy(batch_groups=4), tasks=tasks()) as session:
         for batch in session:
+            if batch.step % 4 == 1:
+                session.reject(batch, batch.groups[:1], "not this one")
             if batch.step % 2:
                 session.commit()
             session.publish()

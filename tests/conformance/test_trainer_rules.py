@@ -23,7 +23,7 @@ def test_our_trainer_breaks_no_rule_and_exercises_every_one(of_our_trainer: Reco
         rule.id: ("passed", ()) for rule in TRAINER_RULES
     }
     lost = {exchange.method for exchange in of_our_trainer.exchanges if exchange.fault == LOST}
-    assert lost == {"Resume", "SubmitTasks", "PullBatch", "Publish", "Commit", "Checkpoint"}
+    assert lost == {"Resume", "SubmitTasks", "PullBatch", "Publish", "Commit", "Checkpoint", "Reject"}
 
 
 def without(record: Record, which: Callable[[Exchange], bool]) -> None:
@@ -180,6 +180,17 @@ def tries_in_a_hurry(record: Record) -> None:
         after(record, call.ended_s + 0.01 * i, call)
 
 
+def rejects_others_again(record: Record) -> None:
+    repeat = repeat_of_lost(record, "Reject")
+    repeat.requests[0].message.group_ids[0] = "another/0"
+    change(repeat)
+
+
+def rejects_what_it_never_had(record: Record) -> None:
+    call = calls(record, "Reject", answered)[0]
+    change(call, step=call.request.step + 100)
+
+
 DEFECTS = (
     ("T1", names_a_term_first),
     ("T2", submits_from_another_cursor),
@@ -203,6 +214,8 @@ DEFECTS = (
     ("T11", is_refused),
     ("T12", gets_stuck),
     ("T13", tries_in_a_hurry),
+    ("T14", rejects_others_again),
+    ("T14", rejects_what_it_never_had),
 )
 
 
