@@ -5,7 +5,8 @@ The function is named `module:function` and takes one RewardInput:
     def reward(sample: RewardInput) -> float | Mapping[str, object]: ...
     async def reward(sample: RewardInput) -> float | Mapping[str, object]: ...
 
-A mapping has the number as `reward`; whatever else is in it becomes a column of the group (generation/given.py).
+A function with the attribute `rows = True` is asked for samples of several rows, too; it gives one reward for all of
+them. A mapping has the number as `reward`; whatever else is in it becomes a column of the group (generation/given.py).
 A raised PolicyError is as good as its result, and names what is wrong; anything else that is raised is a failure.
 A coroutine function runs on the worker's event loop and must not block it. A plain one runs in a thread, the samples of
 a group one after another, so it may compute; it must be safe to call from several threads. With reward_processes it
@@ -21,7 +22,7 @@ import json
 import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from buffer_wire.errors import InvalidField
@@ -30,7 +31,7 @@ from rollout_workers.errors import PolicyError, PromptRefused, RewardFailed
 from rollout_workers.functions import is_coroutine, load
 from rollout_workers.generation.given import Columns, per_sample, ragged, returned
 from rollout_workers.generation.prompts import Prompts
-from rollout_workers.generation.samples import GroupProgress, TokenIds
+from rollout_workers.generation.samples import ROW_STRIDE, GroupProgress, TokenIds
 from rollout_workers.reward_inputs import RewardInput, RewardTurn
 from rollout_workers.rewarding.processes import RewardProcesses
 from rollout_workers.rewarding.threads import RewardThreads
@@ -114,12 +115,15 @@ class Scorer:
         Raises RewardFailed when none can be asked for.
         """
         left_s = self._timeout_s if timeout_s is None else timeout_s
+        results: Results = {}
+        if not getattr(self._function, "rows", False):
+            # It would judge a trajectory by its first row.
+            results |= {i: self._of_rows(i, n) for i in indices if (n := len(progress.samples[i].rows))}
         try:
             async with asyncio.timeout(left_s):
-                inputs = await self._inputs(progress, indices)
+                inputs = await self._inputs(progress, [i for i in indices if i not in results])
         except TimeoutError:
             raise self._too_late(None, left_s) from None
-        results: Results = {}
         if (processes := self._processes) is not None:
             await asyncio.gather(*(self._ask_process(processes, sample, results, left_s) for sample in inputs))
         elif self._is_coroutine:
@@ -146,19 +150,21 @@ class Scorer:
             metadata = json.loads(task.metadata_json or "{}")
         except ValueError as error:
             raise RewardFailed(self._name, None, f"metadata_json is not JSON: {error}") from error
-        chosen = [progress.samples[i] for i in indices]
+        # Rows of all samples, one behind the other.
+        at = [i + number * ROW_STRIDE for i in indices for number in range(len(progress.samples[i].rows) + 1)]
+        chosen = [progress.row(index) for index in at]
         notes = [note for sample in chosen for note in sample.turns]
         texts: list[str] | list[None] = [None] * (len(chosen) + len(notes))
         if self._decode or task.messages:
             parts = [sample.output_ids[note.start : note.end] for sample in chosen for note in sample.turns]
             texts = await self._texts(task.task_id, [*(sample.output_ids for sample in chosen), *parts])
         turn_texts = iter(texts[len(chosen) :])
-        return [
+        rows = [
             RewardInput(
                 task_id=task.task_id,
                 environment=task.environment,
                 metadata=metadata,
-                sample_index=i,
+                sample_index=i % ROW_STRIDE,
                 prompt_ids=progress.prompt_of(i),
                 response_ids=sample.output_ids,
                 finish_reason="stop" if sample.finish == "stop" else "length",
@@ -167,9 +173,12 @@ class Scorer:
                     RewardTurn(note.role, sample.output_ids[note.start : note.end], next(turn_texts))
                     for note in sample.turns
                 ),
+                policy=sample.policy,
             )
-            for i, sample, text in zip(indices, chosen, texts, strict=False)
+            for i, sample, text in zip(at, chosen, texts, strict=False)
         ]
+        of_sample = {i: [row for row in rows if row.sample_index == i] for i in indices}
+        return [replace(first, rows=tuple(further)) for first, *further in of_sample.values()]
 
     async def _texts(self, task_id: str, responses: Sequence[TokenIds]) -> list[str]:
         try:
@@ -238,6 +247,10 @@ class Scorer:
             return error
         retry_after_s = getattr(error, "retry_after_s", 0.0)
         return RewardFailed(self._name, sample.sample_index, describe(error), retry_after_s=retry_after_s)
+
+    def _of_rows(self, index: int, further: int) -> RewardFailed:
+        why = f"the sample has {further + 1} rows, and the function does not say that it looks at them (`rows = True`)"
+        return RewardFailed(self._name, index, why)
 
     def _too_late(self, sample: RewardInput | None, timeout_s: float) -> RewardFailed:
         index = None if sample is None else sample.sample_index

@@ -26,8 +26,10 @@ class Row(Protocol):
         """Task that lets the model write, while one does."""
         ...
 
-    def end(self, *, cut: bool) -> str:
-        """Fault of it now that the function has returned, or nothing. `cut`: nothing more fitted."""
+    def end(self, *, cut: bool, wrong: bool) -> str:
+        """Fault of it now that the function has returned, or nothing. `cut`: nothing more fitted; `wrong`: the function
+        has raised PolicyError.
+        """
         ...
 
     def keep(self, result: object, shared: Columns) -> object:

@@ -13,6 +13,7 @@ from rollout_workers.engine.types import EngineInfo
 from rollout_workers.errors import PromptRefused, RewardFailed
 from rollout_workers.generation.prompts import Prompts, check_prompt
 from rollout_workers.generation.samples import GroupProgress
+from rollout_workers.reward_inputs import from_message, to_message
 from rollout_workers.rewards import RewardFunction, RewardInput, Scorer, load_reward
 from rollout_workers.versions import BASE
 from tests.workers.building import generated, lease, task
@@ -217,3 +218,47 @@ def test_response_is_limited_by_the_context() -> None:
 
 def info() -> EngineInfo:
     return EngineInfo(name="x", version="1", address="x", model_path="", max_running_requests=1, **INFO_LIMITS)
+
+
+def of_rows() -> GroupProgress:
+    """Two samples, the second of two rows."""
+    progress = progress_of(2, 3)
+    row = progress.row(progress.begin_row(1, 1))
+    row.append(generated(1, [4, 5]), lambda _: BASE)
+    row.prompt_ids, row.policy = np.array([9], np.int32), "black"
+    return progress
+
+
+async def test_samples_of_several_rows_are_scored_by_functions_that_look_at_them() -> None:
+    def by_first(sample: RewardInput) -> float:
+        return float(len(sample.response_ids))
+
+    scores = await scorer_of(by_first).score(of_rows(), range(2))
+    assert scores.rewards == {0: 2.0}
+    with pytest.raises(RewardFailed, match=r"the sample has 2 rows, and the function does not say"):
+        raise scores.failures[1]
+
+    def by_all(sample: RewardInput) -> float:
+        assert [len(row.prompt_ids) for row in sample.rows] == [1] * len(sample.rows)
+        return sum(len(row.response_ids) for row in (sample, *sample.rows))
+
+    by_all.rows = True  # type: ignore[attr-defined]
+    assert await rewards_of(scorer_of(by_all), of_rows()) == [2.0, 5.0]
+
+
+async def test_rows_travel_to_processes() -> None:
+    seen: list[RewardInput] = []
+
+    def keep(sample: RewardInput) -> float:
+        seen.append(sample)
+        return 0.0
+
+    keep.rows = True  # type: ignore[attr-defined]
+    await rewards_of(scorer_of(keep, decode=True), of_rows())
+    for sample in seen:
+        back = from_message(*to_message(sample))
+        for before, after in zip((sample, *sample.rows), (back, *back.rows), strict=True):
+            assert (after.sample_index, after.text, after.policy) == (before.sample_index, before.text, before.policy)
+            assert after.prompt_ids.tolist() == before.prompt_ids.tolist()
+            assert after.response_ids.tolist() == before.response_ids.tolist()
+    assert [row.policy for sample in seen for row in sample.rows] == ["black"]
