@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def _write(**line: object) -> None:
         file.write(json.dumps(line).encode() + b"\n")
 
 
-def _read(journal: Path, what: str) -> list[object]:
+def _read(journal: Path, what: str) -> list[Any]:
     lines = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
     return [line[what] for line in lines if what in line]
 
@@ -133,8 +134,8 @@ def test_groups_are_rejected_once_and_replaced_once(tmp_path: Path) -> None:
 
     assert _read(journal, "death") == list(DEATHS)
     steps: dict[int, list[str]] = {}
-    for step, groups in _read(journal, "step"):  # type: ignore[misc]
-        assert steps.setdefault(step, groups) == groups, "a step that comes again is what it was"
+    for step, names in _read(journal, "step"):
+        assert steps.setdefault(step, names) == names, "a step that comes again is what it was"
     bad = {f"t{8 * i + 3}" for i in range(BAD)}
     trained = [name for groups in steps.values() for name in groups]
     assert sorted(trained) == sorted({task.task_id for task in tasks()} - bad)

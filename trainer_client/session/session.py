@@ -421,9 +421,10 @@ class TrainerSession:
     def _rejected(self, step: int, group_ids: Sequence[str], reason: str) -> Rejected:
         """Give groups of a step back, or none, and say how the step stands."""
         parts = [group_ids[first : first + MAX_REJECTED] for first in range(0, len(group_ids), MAX_REJECTED)] or [()]
-        for part in parts:
-            now = self._client.reject(self.run_id, term=self.term, step=step, group_ids=part, reason=reason)
-        return now
+        said = [
+            self._client.reject(self.run_id, term=self.term, step=step, group_ids=part, reason=reason) for part in parts
+        ]
+        return said[-1]
 
     def _made_up(self, kept: Batch, now: Rejected) -> Batch:
         """Pull what makes a whole batch whole again."""
