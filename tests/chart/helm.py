@@ -125,9 +125,18 @@ def pods(values: Path) -> list[Pod]:
     for document in documents(values):
         if document["kind"] == "Pod":
             found.append(Pod(document, document["metadata"], document["spec"]))
-        elif template := document.get("spec", {}).get("template"):
-            found.append(Pod(document, template["metadata"], template["spec"]))
+        found += [Pod(document, template["metadata"], template["spec"]) for template in templates(document)]
     return found
+
+
+def templates(document: Document) -> list[Document]:
+    """The pod templates of an object."""
+    spec = document.get("spec", {})
+    if document["kind"] == "CronJob":
+        return [spec["jobTemplate"]["spec"]["template"]]
+    if document["kind"] == "LeaderWorkerSet":
+        return [spec["leaderWorkerTemplate"][name] for name in ("leaderTemplate", "workerTemplate")]
+    return [spec["template"]] if "template" in spec else []
 
 
 def pods_of(values: Path, component: str) -> list[Pod]:

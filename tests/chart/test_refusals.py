@@ -198,6 +198,16 @@ BY_TEMPLATE = {
         OPEN + "service: {outside: {kind: GRPCRoute, host: rb.example}}",
         "service.outside.parentRefs",
     ),
+    "nodes of an engine in a StatefulSet": (
+        OPEN + "workers: [{name: w, run: r, options: {reward: 'm:f'}, engine: {nodes: 2, sidecar: {model: m}}}]",
+        "engine.nodes",
+    ),
+    "an engine of one node in a LeaderWorkerSet": (POOL % "kind: LeaderWorkerSet", "engine.nodes"),
+    "nodes without common weights": (
+        OPEN + "workers: [{name: w, run: r, kind: LeaderWorkerSet, options: {reward: 'm:f'}, "
+        "engine: {nodes: 2, sidecar: {model: m}}}]",
+        "weights.volume",
+    ),
     "backups without a claim": (OPEN + "store: {backup: {enabled: true}}", "store.backup.claim"),
     "backups of a cluster": (OPEN + "store: {mode: cluster, backup: {enabled: true, claim: c}}", "not of mode cluster"),
     "no pod without KEDA": (POOL % "autoscaling: {enabled: true, minReplicas: 0}", "autoscaling.by keda"),

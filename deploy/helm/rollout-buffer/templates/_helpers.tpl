@@ -65,7 +65,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }
 {{- end -}}
 
 {{/*
-spec.replicas of what may have an autoscaler. dict root, kind, name, replicas, autoscaling
+spec.replicas of what may have an autoscaler. dict root, kind, name, replicas, autoscaling; apiVersion where it is not apps/v1
 
 With one, it is the number that the object has in the cluster. To leave it out would be wrong there: Helm removes a field
 that the release had before, Kubernetes makes 1 of that, and turning the autoscaler on (or a rollback) would end all pods
@@ -77,7 +77,7 @@ applied at every sync, against the autoscaler. Every namespace has the ConfigMap
 replicas: {{ .replicas }}
 {{- else -}}
 {{- $namespace := .root.Release.Namespace -}}
-{{- $object := lookup "apps/v1" .kind $namespace .name -}}
+{{- $object := lookup (default "apps/v1" .apiVersion) .kind $namespace .name -}}
 {{- if $object -}}
 replicas: {{ $object.spec.replicas }}
 {{- else if lookup "v1" "ConfigMap" $namespace "kube-root-ca.crt" -}}

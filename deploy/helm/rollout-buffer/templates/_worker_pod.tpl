@@ -150,3 +150,38 @@ spec:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end -}}
+
+{{/* A pod of an engine of several nodes beside the worker's: SGLang alone. dict root, pool */}}
+{{- define "rb.nodePod" -}}
+{{- $pool := .pool -}}
+metadata:
+  labels: {{- include "rb.podLabels" (dict "root" .root "component" "engine" "pool" $pool "more" $pool.podLabels) | nindent 4 }}
+  {{- with $pool.podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- include "rb.pod" (dict "root" .root "scheduling" $pool) | nindent 2 }}
+  {{- with $pool.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $pool.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  securityContext: {{- include "rb.podSecurity" (dict "user" 10001) | nindent 4 }}
+  containers:
+    {{- include "rb.sidecar" (merge (dict "node" true) .) | nindent 4 }}
+  volumes:
+    - name: engine-tmp
+      emptyDir: {}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ $pool.engine.shmSize }}}
+    - name: weights
+      persistentVolumeClaim: {claimName: {{ $pool.weights.claim }}}
+    {{- with $pool.models.claim }}
+    - name: models
+      persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}
+    {{- end }}
+    {{- with $pool.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}

@@ -32,6 +32,13 @@
 {{- if and (has $engine.source (list "urls" "router")) (or (gt (int $pool.replicas) 1) $pool.autoscaling.enabled) -}}
 {{- fail (printf "%s: a server has one worker: with engine.source=%s replicas has to be 1; divide the servers over pools instead" $where $engine.source) -}}
 {{- end -}}
+{{- if ne (eq $pool.kind "LeaderWorkerSet") (gt (int $engine.nodes) 1) -}}
+{{- fail (printf "%s: engine.nodes: an engine of several nodes takes kind=LeaderWorkerSet, and that takes two nodes or more" $where) -}}
+{{- else if and (eq $pool.kind "LeaderWorkerSet") (ne $engine.source "sidecar") -}}
+{{- fail (printf "%s: engine.source: only a sidecar may run on several nodes, not %s" $where $engine.source) -}}
+{{- else if and (eq $pool.kind "LeaderWorkerSet") (ne $pool.weights.volume "claim") -}}
+{{- fail (printf "%s: weights.volume: every node of an engine reads the weights that its worker has fetched, so it has to be a claim that all mount" $where) -}}
+{{- end -}}
 {{- if and (eq $pool.weights.volume "claim") (not $pool.weights.claim) -}}
 {{- fail (printf "%s: weights.claim: name the PersistentVolumeClaim" $where) -}}
 {{- else if and (eq $pool.weights.volume "template") (ne $pool.kind "StatefulSet") -}}
@@ -222,7 +229,9 @@
 - name: engine
   image: {{ include "rb.image" (dict "root" .root "image" $sidecar.image) }}
   imagePullPolicy: {{ $sidecar.image.pullPolicy }}
+  {{- if not .node }}
   restartPolicy: Always
+  {{- end }}
   command: [python3, -m, sglang.launch_server]
   args:
     - {{ printf "--model-path=%s" $sidecar.model | quote }}
@@ -232,6 +241,7 @@
     {{- if include "rb.engineMetrics" . }}
     - --enable-metrics
     {{- end }}
+    {{- include "rb.nodeArgs" (dict "pool" $pool "rank" (ternary "$(LWS_WORKER_INDEX)" "0" (default false .node))) | nindent 4 }}
     {{- range $sidecar.args }}
     - {{ . | quote }}
     {{- end }}
@@ -243,6 +253,7 @@
     {{- with include "rb.engineEnv" . | trim }}
     {{- . | nindent 4 }}
     {{- end }}
+  {{- if not .node }}
   # Not /health: it generates a token, and fails while the server is paused for new weights. No liveness probe: the worker
   # leaves a server that hangs alone until it answers, and one that has ended is started again.
   startupProbe:
@@ -250,12 +261,22 @@
     periodSeconds: 5
     timeoutSeconds: 10
     failureThreshold: {{ div $sidecar.startupSeconds 5 | max 1 }}
+  {{- end }}
   resources: {{- include "rb.gpuResources" (dict "pool" $pool "resources" $sidecar.resources) | nindent 4 }}
   securityContext: {{- toYaml (default (include "rb.containerSecurity" .root | fromYaml) $sidecar.securityContext) | nindent 4 }}
   volumeMounts:
     {{- include "rb.sharedMounts" $pool | nindent 4 }}
     - {name: engine-tmp, mountPath: /tmp}
     - {name: shm, mountPath: /dev/shm}
+{{- end -}}
+
+{{/* Flags of SGLang on several nodes; LeaderWorkerSet says who leads. dict pool, rank */}}
+{{- define "rb.nodeArgs" -}}
+{{- if gt (int .pool.engine.nodes) 1 -}}
+- --nnodes={{ .pool.engine.nodes }}
+- --node-rank={{ .rank }}
+- --dist-init-addr=$(LWS_LEADER_ADDRESS):{{ .pool.engine.nodesPort }}
+{{- end -}}
 {{- end -}}
 
 {{/* Resources of the container with the engine. dict pool, resources */}}
