@@ -122,6 +122,15 @@ MIXTURES: dict[str, tuple[Fields, tuple[str, ...]]] = {
         },
         ("math", "code", "chat"),
     ),
+    "limited": (
+        {
+            "environments": (
+                EnvironmentRule("code", 3, starts_per_minute=600, start_burst=2),
+                EnvironmentRule("math", 1, starts_per_minute=6_000),
+            )
+        },
+        ("math", "code"),
+    ),
     "lifo": ({"order": Order.LIFO}, ("math", "code")),
     "stalest first": ({"order": Order.STALEST_FIRST}, ("math",)),
     "priority": (

@@ -1,7 +1,8 @@
 """Defects of tasks, leases and versions."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from buffer_service.domain import ops
@@ -14,8 +15,11 @@ from tests.oracle.leases import LeaseBook
 from tests.oracle.pending import PendingTasks
 from tests.oracle.records import Task
 from tests.oracle.rules.failures import over_budget
+from tests.oracle.rules.order import Mixture
 from tests.oracle.rules.spread import too_spread
+from tests.oracle.rules.stride import Stride
 from tests.oracle.rules.timeline import Timeline
+from tests.oracle.starts import Starts
 from tests.oracle.state import RunState
 
 _live = LeaseBook.live
@@ -147,3 +151,26 @@ def mean_is_head(measure: StalenessMeasure, *, head: int, tail: int, mean_milli:
 
 def tail_is_head(measure: StalenessMeasure, *, head: int, tail: int, mean_milli: int) -> int:
     return age_milli(measure, head=head, tail=head, mean_milli=mean_milli)
+
+
+_wait_ms, _take, _pick = Starts.wait_ms, Starts.take, PendingTasks.pick
+
+
+def limits_are_ignored(starts: Starts, policy: RunPolicy, environment: str, now: int) -> bool:
+    return True
+
+
+def starts_are_allowed_a_millisecond_early(starts: Starts, policy: RunPolicy, environment: str, now: int) -> int:
+    return max(0, _wait_ms(starts, policy, environment, now) - 1)
+
+
+def a_start_forgets_what_was_owed(starts: Starts, policy: RunPolicy, environment: str, now: int) -> None:
+    starts.of(environment).owed = Fraction(0)
+    _take(starts, policy, environment, now)
+
+
+def a_limited_environment_holds_up_the_others(
+    pending: PendingTasks, now: int, mixture: Mixture, turns: Stride, may: Callable[[str], bool] = lambda _: True
+) -> Task | None:
+    task = _pick(pending, now, mixture, turns)
+    return task if task is not None and may(task.environment) else None

@@ -37,6 +37,7 @@ from tests.oracle.records import Group, Payloads, Task
 from tests.oracle.rules.order import Mixture
 from tests.oracle.rules.stride import Stride
 from tests.oracle.rules.timeline import Timeline
+from tests.oracle.starts import Starts
 from tests.oracle.state import RunState
 from tests.oracle.steps import MicroBatch, Step
 from tests.oracle.totals import Totals
@@ -92,6 +93,14 @@ MUTANTS: dict[str, Defect] = {
     "whoever claims a revision is believed": Defect("troubled", reference, "prove", lambda _, claimed: claimed),
     "a requeue ignores the caps": Defect("interrupted", GroupQueue, "fits", of_groups.caps_hold_always),
     "ranks are filled in turn": Defect("resumed", steps, "shard", of_batches.in_turn),
+    "limits of starts are ignored": Defect("shared", Starts, "may", of_tasks.limits_are_ignored),
+    "starts are allowed a millisecond early": Defect(
+        "shared", Starts, "wait_ms", of_tasks.starts_are_allowed_a_millisecond_early
+    ),
+    "a start forgets what was owed": Defect("shared", Starts, "take", of_tasks.a_start_forgets_what_was_owed),
+    "a limited environment holds up the others": Defect(
+        "shared", PendingTasks, "pick", of_tasks.a_limited_environment_holds_up_the_others
+    ),
     "all priorities are equal": Defect("troubled", PendingTasks, "add", of_tasks.all_priorities_are_equal),
     "a task that starts anew keeps its failures": Defect(
         "measured", RunState, "start_anew", of_tasks.failures_are_kept
