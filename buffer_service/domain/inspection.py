@@ -166,8 +166,9 @@ class AdmissionClock:
     due_tasks: int
     backing_off_tasks: int
     lookahead_milli: int = UNSET
-    missing: int = 0
     """Thousandths of max_lookahead that a controller has in effect; UNSET: the policy's."""
+    missing: int = 0
+    """Groups that complete steps are still to get for rejected ones."""
 
 
 @dataclass(frozen=True, slots=True)
