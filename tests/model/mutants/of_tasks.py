@@ -10,7 +10,7 @@ from buffer_service.domain.admission import NO_OPEN_STEP, capacity, required_ver
 from buffer_service.domain.gate import age_milli, aged_out, too_stale
 from buffer_service.domain.policy import UNSET, Order, RunPolicy, StalenessMeasure
 from buffer_service.rules.transitions import TaskState
-from tests.oracle import leasing
+from tests.oracle import leasing, submitting
 from tests.oracle.leases import LeaseBook
 from tests.oracle.pending import PendingTasks
 from tests.oracle.records import Task
@@ -100,6 +100,17 @@ def always_prolonged(run: RunState, task: Task) -> ops.LeaseState:
 
 
 _clamp_task = Task.clamp
+
+
+_submit = submitting.submit
+
+
+def state_goes_with_tasks_alone(run: RunState, request: ops.Submit) -> ops.Submitted:
+    state = run.feeder_state
+    submitted = _submit(run, request)
+    if not request.tasks:
+        run.feeder_state = state
+    return submitted
 
 
 def as_submitted(run: RunState, named: Iterable[tuple[str, ops.NewTask]]) -> list[tuple[str, ops.NewTask]]:

@@ -186,6 +186,9 @@ MUTANTS: dict[str, Defect] = {
     ),
     "no batch waits for what began before": Defect("in order", micro_batches, "window_end", of_batches.no_window),
     "a window is a group too wide": Defect("in order", micro_batches, "window_end", of_batches.wider_window),
+    "a feeder's state is kept with tasks alone": Defect(
+        "resumed", submitting, "submit", of_tasks.state_goes_with_tasks_alone
+    ),
     "the longest does not go first": Defect("in order", submitting, "_in_order", of_tasks.as_submitted),
     "a place is new with every lease": Defect("in order", RunState, "take_place", of_tasks.new_place),
     "old groups do not go first": Defect(
