@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rollout_buffer.v1 import common_pb2, tasks_pb2
 from tests.support.push import GroupArrays, PushingWorker, group_of_lease
-from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task
+from trainer_client import BufferClient, ClientOptions, GroupFacts, Policy, SamplingParams, SessionOptions, Task
 
 RUN = "reports"
 TASKS, BATCH, SAMPLES = 240, 4, 2
@@ -68,9 +68,21 @@ def rewards_of(task_id: str) -> tuple[float, float]:
     return float(digest % 2), float(digest // 2 % 3 == 0)
 
 
+def is_kept(task_id: str) -> bool:
+    """True for six of seven tasks."""
+    return zlib.crc32(task_id.encode()) % 7 > 0
+
+
+def keeps(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Filter the groups of a step."""
+    return [is_kept(group.task_id) for group in groups]
+
+
 def trainer(address: str) -> None:
     """Train until all tasks are used up and all groups have ended."""
-    options = SessionOptions(pull_timeout_s=60, max_pending_tasks=16, chunk_tasks=8)
+    options = SessionOptions(
+        pull_timeout_s=60, max_pending_tasks=16, chunk_tasks=8, filter="tests.faults.reporting:keeps"
+    )
     tasks = Hearing()
     with (
         BufferClient(address, ClientOptions(timeout_s=60)) as client,

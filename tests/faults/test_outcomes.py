@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollout_buffer.v1 import runs_pb2
-from tests.faults.reporting import RUN, TASKS, rewards_of
+from tests.faults.reporting import RUN, TASKS, is_kept, rewards_of
 from tests.support.service import ServiceProcess, running_service
 from trainer_client import BufferClient, ClientOptions
 from trainer_client.session.outcomes import Position
@@ -112,5 +112,6 @@ def test_every_outcome_is_heard_once_whatever_is_killed(tmp_path: Path, seed: in
     left = ledger.groups.queued.groups + ledger.groups.delivered.groups
     assert len(groups) == ledger.groups.accepted.groups - left
     assert all(each[2] == list(rewards_of(each[0])) for each in groups)
-    assert {"trained", "filtered"} <= {each[3] for each in heard}
+    assert {"trained", "filtered", "rejected"} <= {each[3] for each in heard}
+    assert all(is_kept(each[0]) == (each[3] == "trained") for each in heard if each[3] in ("trained", "rejected"))
     assert (position.reported, ledger.balanced) != ("", False)
