@@ -53,6 +53,11 @@ VIEW = make_view(
     failures=[ops.TaskFailure("t", 5, "no reward", 99)],
     awaited=2,
     awaited_task="a",
+    environment_work=[ops.EnvironmentWork("code", 9, 2, 1, 3, 400)],
+    stages=[
+        ops.StageState("rewards", 3, 2, 9, 1, 4_000, 250),
+        ops.StageState("reference", 0, 0, 0, 0, 0, None),
+    ],
     relaying=[ops.RelayingClient("w", writes=True, why="connection refused", silent_ms=7)],
 )
 

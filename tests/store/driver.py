@@ -45,7 +45,7 @@ def weights(version: int, term: int = 1) -> ops.WeightVersion:
 def _stage(record: Any) -> str:
     """Beginning of the name of a group's subqueue: the stage that it is in, empty for none."""
     in_stage = record[_STAGE] if len(record) > _STAGE else False
-    return f"{text(in_stage)}|" if in_stage else ""
+    return f"{_text(in_stage)}|" if in_stage else ""
 
 
 def _added(record: Any) -> Any:

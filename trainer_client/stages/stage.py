@@ -116,8 +116,12 @@ class Stage:
         try:
             group = self._client.read(lease, published)
         except NotReady as error:
-            # It was dropped meanwhile, or the store has lost it: with the last attempt it is discarded.
-            self._fail(lease.lease_id, f"its payload cannot be read: {error}")
+            if self._client.extend([lease.lease_id], self._ttl_s)[0]:
+                # The store has lost it: with the last attempt it is discarded.
+                self._fail(lease.lease_id, f"its payload cannot be read: {error}")
+            else:
+                log.info("lease %s: its group was dropped meanwhile", lease.lease_id)
+                self._drop(lease.lease_id)
             return
         try:
             made = make(group)
