@@ -71,7 +71,7 @@ def test_a_submit_is_checked_before_anything_is_written(rpc: Rpc) -> None:
         ({"cursor": 0}, "invalid_field", {"field": "cursor"}),
         ({"request_id": ""}, "invalid_field", {"field": "request_id"}),
         ({"feeder_state": bytes(65_537)}, "invalid_field", {"field": "feeder_state"}),
-        ({"tasks": []}, "invalid_field", {"field": "tasks"}),
+        ({"tasks": [make_task()] * 4_097}, "invalid_field", {"field": "tasks"}),
         ({"tasks": [make_task("a")]}, "invalid_field", {"field": "tasks[0].task_id"}),
         ({"tasks": [make_task("b"), make_task("b")]}, "invalid_field", {"field": "tasks[1].task_id"}),
         ({"tasks": [make_task()] * 3}, "pending_full", {"pending": "1", "limit": "3"}),
