@@ -255,7 +255,7 @@ def _stages(names: Sequence[str]) -> Sequence[str]:
 
 def _rule(name: str, rule: Environment | int) -> pb.EnvironmentRule:
     try:
-        return pb.EnvironmentRule(environment=name, **asdict(rule))  # type: ignore[call-overload]
+        return pb.EnvironmentRule(environment=name, **asdict(rule))  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise InvalidField(
             f"policy.environments[{name}]", repr(rule), f"an Environment, or a share ({error})"

@@ -265,16 +265,19 @@ async def _cached_after_an_update(
         return sample
 
     try:
-        for label, model in ((before, models.random[0]), (after, models.random[1])):
-            await engine.pause(mode)
-            await engine.load_files(model, label)
-            await engine.resume()
-            if label == before:
-                first = await asked(LONG)
-                assert first.spans[0].version_label == before
+        await _update(engine, models.random[0], before, mode)
+        first = await asked(LONG)
+        assert first.spans[0].version_label == before
+        await _update(engine, models.random[1], after, mode)
         going_on = await asked(np.concatenate([LONG, first.output_ids]), begun_with=before)
         assert {span.version_label for span in going_on.spans} == {after}
         new, again = await asked(LONG), await asked(LONG)
     finally:
         await engine.close()
     return {"goes on": going_on.cached_tokens, "new": new.cached_tokens, "new again": again.cached_tokens}
+
+
+async def _update(engine: SglangEngine, model: Path, label: str, mode: PauseMode) -> None:
+    await engine.pause(mode)
+    await engine.load_files(model, label)
+    await engine.resume()

@@ -94,7 +94,7 @@ def merged(effective: RunPolicy, message: pb.RunPolicy, names: Collection[str]) 
 def _rule(i: int, rule: pb.EnvironmentRule) -> EnvironmentRule:
     return EnvironmentRule(
         environment=fields.line(rule.environment, f"policy.environments[{i}].environment", 0, 64),
-        **{name: getattr(rule, name) if rule.HasField(name) else UNSET for name in _RULE},
+        **{name: getattr(rule, name) if rule.HasField(name) else UNSET for name in _RULE},  # type: ignore[arg-type]
     )
 
 
