@@ -14,6 +14,7 @@ from PIL import Image
 
 from rollout_workers.agents.episode import AgentEpisode
 from rollout_workers.engine.simulated.answers import experts_of
+from rollout_workers.episode import Episode
 from rollout_workers.rewards import RewardInput, ragged
 from tests.agents.talking import chat, user
 from trainer_client import ImageRef, Policy, SamplingParams, Task
@@ -61,6 +62,7 @@ def digest(group: Group) -> str:
     state = hashlib.sha256(repr(group.images).encode())
     for sample in group.samples:
         state.update(repr((sample.prompt_len, sample.reward, sample.finish_reason, sample.spans)).encode())
+        state.update(repr((sample.trajectory, sample.trainable, sample.policy)).encode())
         state.update(repr([(turn.role, turn.start, turn.end) for turn in sample.turns]).encode())
         extras = [sample.extras[name] for name in sorted(sample.extras)]
         for array in (sample.token_ids, sample.logprobs, sample.loss_mask, *extras):
@@ -187,6 +189,55 @@ def check_images(group: Group, read: Callable[[str], bytes]) -> None:
     assert [read(image.sha256) for image in group.images] == [picture(i), picture(i + 1)]
 
 
+# ── rows of trajectories ─────────────────────────────────────────────────────
+
+
+async def delegate(episode: Episode) -> float:
+    """A turn, a helper that is not trained on, a turn behind its answer, a row that goes on from the last tokens."""
+    while sum(turn.role == "assistant" for turn in episode.turns) < 2:
+        if episode.turns:
+            sub = episode.row(trainable=False, policy="helper")
+            if not sub.resumed:
+                await sub.set_prompt(ids=[9, *episode.turns[0].ids[-2:]])
+            if not sub.turns:
+                await sub.generate(16)
+            sub.finish()
+            if episode.turns[-1].role == "assistant":
+                episode.append("tool", ids=sub.turns[0].ids)
+        await episode.generate(16)
+    episode.finish()
+    if len(episode.rows.all) == 1:  # It was interrupted behind the helper's answer.
+        episode.row(trainable=False, policy="helper").finish()
+    rest = episode.row()
+    if not rest.resumed:
+        await rest.set_prompt(ids=[8, *episode.turns[-1].ids[-4:]])
+    if not rest.turns:
+        await rest.generate(16)
+    rest.finish()
+    return 1.0
+
+
+delegate.resumable = True  # type: ignore[attr-defined]
+
+
+def check_row(sample: Sample) -> None:
+    mask = sample.loss_mask.astype(bool)
+    assert mask.any() == sample.trainable
+    assert (sample.logprobs[mask] < 0).all()
+    assert (sample.logprobs[~mask] == 0).all()
+    assert sample.reward == 1.0
+    assert sample.spans[-1].end == sample.tokens
+
+
+def check_rows(group: Group, _read: Callable[[str], bytes]) -> None:
+    rows = [(0, "", True), (0, "helper", False), (0, "", True), (1, "", True), (1, "helper", False), (1, "", True)]
+    assert [(s.trajectory, s.policy, s.trainable) for s in group.samples] == rows
+    for first, helper, rest in (group.samples[:3], group.samples[3:]):
+        turns = [first.token_ids[turn.start : turn.end].tolist() for turn in first.turns]
+        assert helper.token_ids.tolist() == [9, *turns[0][-2:], *turns[1]]
+        assert rest.token_ids[:5].tolist() == [8, *turns[2][-4:]]
+
+
 SPEED = ("--simulate", "--tokens-per-s", "150", "--groups-per-engine", "4", "--lease-wait-s", "1")
 KINDS = {
     "columns": Kind(
@@ -201,6 +252,13 @@ KINDS = {
         (*SPEED, "--reward", f"{__name__}:length"),
         ("pulled", "saving", "published"),
         check_images,
+    ),
+    "rows": Kind(
+        game,
+        check_row,
+        (*SPEED, "--reward", "", "--rollout", f"{__name__}:delegate"),
+        ("pulled", "saving", "published"),
+        check_rows,
     ),
     "agents": Kind(
         game, check_game, (*SPEED, "--reward", "", "--agent", f"{__name__}:play"), ("pulled", "saving", "published")
