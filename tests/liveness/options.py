@@ -154,4 +154,6 @@ TRAINERS: dict[str, Habits] = {
     "publishes first": Habits(publishing="publish first"),
     "crashes": Habits(crashes=2),
     "commits first and crashes": Habits(publishing="commit first", crashes=2),
+    "gives groups back": Habits(gives_back=True),
+    "gives groups back and crashes": Habits(gives_back=True, publishing="commit first", crashes=2),
 }

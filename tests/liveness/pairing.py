@@ -77,7 +77,10 @@ class Pairing:
         chosen = dict(self.others)
         trainer = options.TRAINERS[chosen["trainer"]]
         return dataclasses.replace(
-            options.SHAPES[chosen["shape"]][1], publishing=trainer.publishing, crashes=trainer.crashes
+            options.SHAPES[chosen["shape"]][1],
+            publishing=trainer.publishing,
+            crashes=trainer.crashes,
+            gives_back=trainer.gives_back,
         )
 
     def policy(self) -> RunPolicy:

@@ -33,6 +33,8 @@ class Habits:
     """It asks for another number of groups with each step."""
     crashes: int = 0
     """So often it dies after some time, and another one resumes."""
+    gives_back: bool = False
+    """It gives groups of every other step back before it trains, and waits for others."""
 
 
 @dataclass

@@ -17,7 +17,7 @@ from tests.liveness.pairing import PLAIN, SAMPLED, Decks, Pairing
 from tests.liveness.simulation import Habits, Simulation, Stuck
 from tests.liveness.trainer import SimulatedTrainer
 from tests.liveness.workers import LARGEST_GROUP, TEMPERS, SimulatedWorker
-from tests.oracle import micro_batches, progress
+from tests.oracle import leasing, micro_batches, progress
 from tests.oracle.state import RunState
 
 STEPS = 6
@@ -128,5 +128,15 @@ def test_a_step_that_may_be_larger_than_the_lookahead_is_found(monkeypatch: pyte
     assert most_batch_groups(policy, 2 * N) == N
     for module in (micro_batches, trainers):
         monkeypatch.setattr(module, "most_batch_groups", lambda _policy, most: most)
+    with pytest.raises(Stuck):
+        train(policy, seed=1, habits=habits)
+
+
+def test_a_lookahead_without_room_for_what_a_step_lacks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, habits = RunPolicy(batch_groups=N, max_staleness=0, max_lookahead=0), Habits(gives_back=True)
+    simulation = train(policy, seed=1, habits=habits)
+    assert simulation.model.view("run").groups["rejected"].groups > 0
+    capacity: Callable[..., int | None] = leasing.capacity
+    monkeypatch.setattr(leasing, "capacity", lambda policy, **counts: capacity(policy, **{**counts, "missing": 0}))
     with pytest.raises(Stuck):
         train(policy, seed=1, habits=habits)

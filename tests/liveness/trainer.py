@@ -33,6 +33,8 @@ class SimulatedTrainer:
         self._trained = step
         """Steps below are trained."""
         self._training = False
+        self._judged = step
+        """Of the steps below, groups have been given back where they are."""
         self._size: int | None = None
         self._later(TICK_MS)
 
@@ -50,7 +52,7 @@ class SimulatedTrainer:
     def _go_on(self) -> None:
         while self._next <= self._trained + self._policy.prefetch_batches and self._pull():
             pass
-        if not self._training and self._trained < self._next:
+        if not self._training and self._trained < self._next and self._made_up():
             self._training = True
             life = self._lives
             self._simulation.at(TRAIN_MS, lambda: self._end_training() if life == self._lives else None)
@@ -81,6 +83,22 @@ class SimulatedTrainer:
             self._next, self._micro_batch, self._size = self._next + 1, 0, None
         else:
             self._micro_batch += 1
+        return True
+
+    def _made_up(self) -> bool:
+        """Give groups of the step back that is to be trained; tell whether it has others."""
+        model, term, step = self._simulation.model, self._simulation.term, self._trained
+        if self._habits.gives_back and self._judged <= step:
+            self._judged = step + 1
+            groups = [group.group_id for group in self._simulation.state.steps[step].groups]
+            gone = groups[: self._simulation.random.randint(0, len(groups))]
+            model.reject(RUN, ops.Reject(term, step, gone, "as habits are"))
+        while (stored := self._simulation.state.steps[step]).missing:
+            number, ranks = len(stored.micro_batches), self._habits.world_size
+            for rank in range(ranks):
+                pulled = model.pull(RUN, ops.Pull(term, step, rank, ranks, None, number))
+                if isinstance(pulled, ops.Short):
+                    return False
         return True
 
     def _train_version(self) -> int | None:
