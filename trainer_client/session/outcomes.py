@@ -21,7 +21,7 @@ from typing import Protocol, TypeAlias, TypeGuard
 from buffer_wire.errors import InvalidField
 from buffer_wire.limits import MAX_RECORDED_METADATA_BYTES
 from rollout_buffer.v1 import runs_pb2 as pb
-from trainer_client.tasks import Task
+from trainer_client.tasks import Task, tasks_to_wire
 
 _MARK = b"rollout-buffer reports "
 
@@ -210,9 +210,9 @@ def reported(tasks: object) -> TypeGuard[ReportedTasks]:
 
 
 def check_metadata(tasks: Sequence[Task]) -> None:
-    """Raise InvalidField for a task whose metadata is too large to be kept for its report."""
-    for index, task in enumerate(tasks):
-        size = len(task.to_wire().metadata_json.encode())
+    """Raise InvalidField for a task whose metadata is too large to be kept for its report, or that is no task."""
+    for index, task in enumerate(tasks_to_wire(tasks)):
+        size = len(task.metadata_json.encode())
         if size > MAX_RECORDED_METADATA_BYTES:
             limit = f"at most {MAX_RECORDED_METADATA_BYTES} bytes as JSON, where the iterable has report()"
             raise InvalidField(f"tasks[{index}].metadata", f"{size} bytes", limit)
