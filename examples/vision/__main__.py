@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,9 +57,8 @@ def pictures(count: int, seed: int) -> list[Picture]:
 def prompt_of(picture: Picture, process: Processor) -> tuple[list[int], ImageRef]:
     """Token ids of the question, with as many placeholders as the processor says, and the image in its place."""
     content = [{"type": "image"}, {"type": "text", "text": "which colour?"}]
-    ids: list[int] = build_tokenizer().apply_chat_template(
-        [{"role": "user", "content": content}], tokenize=True, return_dict=False
-    )
+    messages: Any = [{"role": "user", "content": content}]
+    ids: Any = build_tokenizer().apply_chat_template(messages, tokenize=True, return_dict=False)
     tokens = int(process(picture.data)["image_grid_thw"].prod()) // 4  # two by two patches are a token
     start = ids.index(IMAGE)
     return [*ids[:start], *[IMAGE] * tokens, *ids[start + 1 :]], ImageRef.of(picture.data, start=start, tokens=tokens)
@@ -149,12 +149,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sglang-python", type=Path, default=Path(".venv-sglang/bin/python"))
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory(prefix="vision-") as directory:
         scratch = Path(directory)
         model = build_model(1)
         save(model, scratch / "model")
-        process = processor_of(AutoImageProcessor.from_pretrained(scratch / "model"))
+        process = processor_of(AutoImageProcessor.from_pretrained(scratch / "model"))  # type: ignore[no-untyped-call]
         warm_up(model, pictures(16, seed=2), process)
         save(model, scratch / "model")
         flags = ["--reward", "examples.vision.reward:reward", "--launch", str(scratch / "model")]

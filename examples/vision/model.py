@@ -10,8 +10,10 @@ from transformers import Glm4vConfig, Glm4vForConditionalGeneration, PreTrainedT
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 40), "blue": (40, 60, 220), "yellow": (230, 210, 40)}
 """Answers, and the colours that they name."""
 
-SPECIAL = ("<|pad|>", "<|user|>", "<|end|>", "<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|video|>")
-SPECIAL += ("<|begin_of_video|>", "<|end_of_video|>")
+SPECIAL = (
+    *("<|pad|>", "<|user|>", "<|end|>"),
+    *("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"),
+)
 TOKENS = (*SPECIAL, *COLOURS, *"abcdefghijklmnopqrstuvwxyz ?:")
 IDS = {token: i for i, token in enumerate(TOKENS)}
 IMAGE, END = IDS["<|image|>"], IDS["<|end|>"]
@@ -75,7 +77,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=IDS, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     special = {"pad_token": "<|pad|>", "eos_token": "<|end|>"}
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)  # type: ignore[no-untyped-call]
     made.add_special_tokens({"additional_special_tokens": list(SPECIAL[1:])})
     made.add_tokens(list(COLOURS))
     made.chat_template = _TEMPLATE

@@ -194,7 +194,7 @@ def _load_processor(path: str) -> Any:  # noqa: ANN401 - as above
         raise ImportError("the package transformers is not installed")
     from transformers import AutoProcessor  # noqa: PLC0415 - as below
 
-    return AutoProcessor.from_pretrained(path, local_files_only=True)
+    return AutoProcessor.from_pretrained(path, local_files_only=True)  # type: ignore[no-untyped-call]
 
 
 def _load_tokenizer(path: str) -> Tokenizer:

@@ -404,6 +404,14 @@ class _Payloads(payloads_pb2_grpc.PayloadServiceServicer):
     ) -> payloads_pb2.WritePayloadResponse:
         raise NotImplementedError("for who cannot reach the store")
 
+    async def WriteBlob(
+        self, request: payloads_pb2.WriteBlobRequest, context: Context
+    ) -> payloads_pb2.WriteBlobResponse:
+        raise NotImplementedError("the trainer's")
+
+    async def ReadBlob(self, request: payloads_pb2.ReadBlobRequest, context: Context) -> payloads_pb2.ReadBlobResponse:
+        raise NotImplementedError("no task of it has an image")
+
     def ReadPayload(
         self, request: payloads_pb2.ReadPayloadRequest, context: Context
     ) -> AsyncIterator[payloads_pb2.ReadPayloadResponse]:

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from rollout_workers.engine.errors import EngineMalformed
 from rollout_workers.engine.types import PromptImage, SampleRequest
 from rollout_workers.errors import PromptRefused
 from rollout_workers.generation.images import Images, expanded, references_of
-from rollout_workers.generation.prompts import messages_of
+from rollout_workers.generation.prompts import Prompts, messages_of
 from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.versions import Version
 from tests.engine.against_fake import QUICK, connected
@@ -210,6 +211,37 @@ def test_placeholders_are_expanded_to_as_many_as_the_model_sees(tmp_path: Path) 
     assert [(image.start, image.tokens) for image in placed] == list(PLACES)
     with pytest.raises(PromptRefused, match="1 placeholders for 2 images"):
         expanded("t", np.array([1, PAD], np.int32), PAD, [3, 2], images)
+
+
+class Processor:
+    """What the worker asks of a processor of transformers: here an image has a token for each pixel of its height."""
+
+    image_token_id = PAD
+
+    def _get_num_multimodal_tokens(self, image_sizes: list[tuple[int, int]]) -> Any:
+        return SimpleNamespace(num_image_tokens=[height for height, _ in image_sizes])
+
+
+class Tokenizer:
+    def apply_chat_template(self, *_: Any, **__: Any) -> list[int]:
+        return [1, PAD, 2, PAD, 3]
+
+
+async def test_images_of_messages_take_as_many_tokens_as_the_processor_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[object] = [Processor(), object()]
+    monkeypatch.setattr("rollout_workers.generation.prompts._load_processor", lambda _: loaded.pop(0))
+    blobs = Blobs(png(4, 3), png(4, 2))
+    references = [ImageRef(sha256=digest) for digest in blobs.by_digest]
+    parts = [tasks_pb2.ContentPart(image=reference) for reference in references]
+    told = task(messages=[tasks_pb2.ChatMessage(role="user", parts=parts)])
+    found = await Images(tmp_path / "images", blobs.read, ImageRules()).resolve("t", references_of(told))
+    ids, placed = await Prompts("model", load=lambda _: Tokenizer()).with_images(told, found)  # type: ignore[arg-type, return-value]
+    assert ids.tolist() == PROMPT.tolist()
+    assert [(image.start, image.tokens) for image in placed] == list(PLACES)
+    with pytest.raises(PromptRefused, match="submit prompt_token_ids"):
+        await Prompts("model", load=lambda _: Tokenizer()).with_images(told, found)  # type: ignore[arg-type, return-value]
 
 
 # ── sent, and heard ──

@@ -192,7 +192,10 @@ def write_blob(run_id: str, data: bytes) -> Call[payloads_pb2.WriteBlobResponse,
 
     Raises BlobsFull, InvalidField.
     """
-    digest = sha256(data).hexdigest()
+    return _write_blob(run_id, sha256(data).hexdigest(), data)
+
+
+def _write_blob(run_id: str, digest: str, data: bytes) -> Call[payloads_pb2.WriteBlobResponse, str]:
     return Call(
         "/rollout_buffer.v1.PayloadService/WriteBlob",
         run_id,
@@ -217,7 +220,8 @@ def read_blob(run_id: str, digest: str) -> Call[payloads_pb2.ReadBlobResponse, b
 
 def blobs_before(run_id: str, term: int, tasks: Sequence[Task]) -> "list[tuple[str, Call[Any, Any]]]":
     """Build the calls that write the images that come with tasks, once in a term."""
-    return [(f"{run_id} {term} {digest}", write_blob(run_id, data)) for digest, data in blobs_of(tasks).items()]
+    blobs = blobs_of(tasks).items()
+    return [(f"{run_id} {term} {digest}", _write_blob(run_id, digest, data)) for digest, data in blobs]
 
 
 def publish(

@@ -4,6 +4,7 @@ Groups carry references alone; the trainer's processor makes `pixel_values` and 
 once for each image, however many samples share it, and kept for the next steps.
 """
 
+import io
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -47,8 +48,6 @@ def processor_of(image_processor: Any) -> Processor:  # noqa: ANN401 - of transf
     """Make a Processor of an image processor of transformers, which takes images as Pillow has them, in RGB."""
 
     def process(data: bytes) -> "Mapping[str, Tensor]":
-        import io
-
         from PIL import Image
 
         with Image.open(io.BytesIO(data)) as image:

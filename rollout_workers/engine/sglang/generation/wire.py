@@ -236,12 +236,14 @@ def _placeholders(request: SampleRequest) -> set[int]:
 
 def _input_ids(request: SampleRequest) -> list[int]:
     """Token ids as the server takes them: one placeholder for each image, which it expands itself."""
-    if not request.images:
-        return request.input_ids.tolist()
-    keep = np.ones(len(request.input_ids), bool)
-    for image in request.images:
-        keep[image.start + 1 : image.start + image.tokens] = False
-    return request.input_ids[keep].tolist()
+    ids = request.input_ids
+    if request.images:
+        keep = np.ones(len(ids), bool)
+        for image in request.images:
+            keep[image.start + 1 : image.start + image.tokens] = False
+        ids = ids[keep]
+    sent: list[int] = ids.tolist()
+    return sent
 
 
 @lru_cache(maxsize=8)
