@@ -3,6 +3,7 @@
 Invariant: a group that was given back is not in the batch, also when a call fails in the middle and is made again.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +13,11 @@ from trainer_client.selection.selector import Selector
 
 if TYPE_CHECKING:
     from trainer_client.batch import Batch, Group
+
+logger = logging.getLogger("trainer_client")
+
+_OFTEN = 8
+"""Number of times that a filter gives groups of one step back, from which on the log says so, each time it doubles."""
 
 
 class GiveBack(Protocol):
@@ -75,6 +81,7 @@ class Selection:
     def _filtered(self, selector: Selector, batch: "Batch", give_back: GiveBack) -> "Batch":
         """Ask for the groups, then for those that came in place of others, until all are kept."""
         asked: Sequence[Group] = batch.groups
+        times = 0
         while True:
             dropped = self._dropped(selector, asked)
             if not dropped and self._barrier is None:
@@ -86,6 +93,9 @@ class Selection:
                 # No rank gave anything back, or no others come, or they come as micro-batches of their own.
                 return batch
             asked = [group for group in batch.groups if group.group_id not in known]
+            times += 1
+            if times >= _OFTEN and times.bit_count() == 1:
+                logger.warning("%s has given groups of step %d back %d times", selector.name, batch.step, times)
 
     def _dropped(self, selector: Selector, groups: "Sequence[Group]") -> "list[Group]":
         asked = [group for group in groups if group.group_id not in self._given_back]

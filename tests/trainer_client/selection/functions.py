@@ -26,6 +26,11 @@ def every_other_call(groups: Sequence[GroupFacts]) -> list[bool]:
     return [next(CALLS) % 2 == 0] * len(groups)
 
 
+def late(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Keep groups from the tenth call on."""
+    return [next(CALLS) >= 10] * len(groups)
+
+
 def best_two(groups: Sequence[GroupFacts]) -> list[bool]:
     """Keep the two groups with the highest mean reward."""
     best = sorted(groups, key=lambda group: group.mean_reward)[-2:]

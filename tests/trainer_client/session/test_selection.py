@@ -1,5 +1,6 @@
 """Filters and samplers as functions, in a session on a real service."""
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 
@@ -102,6 +103,18 @@ def test_one_that_fails_stops_nothing_else_and_the_batch_is_there_again(
         batch = next(session)
     assert (batch.step, len(batch.groups), batch.final) == (0, 4, True)
     assert "t3" not in ids(batch)
+
+
+def test_a_filter_that_gives_back_again_and_again_is_told_of(
+    service: ServiceProcess, client: BufferClient, run_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "trainer_client")
+    with (
+        PushingWorker(service.address, run_id),
+        client.session(run_id, policy=WHOLE, tasks=tasks(80), options=options(filter="late")) as session,
+    ):
+        assert len(next(session).groups) == 4
+    assert [record.message for record in caplog.records] == [f"{HERE}:late has given groups of step 0 back 8 times"]
 
 
 def test_ranks_select_together(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
