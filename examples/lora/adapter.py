@@ -45,7 +45,7 @@ class Adapter:
                 setattr(model.get_submodule(parent), own, self._layers[name])
 
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained."""
+        """Parameters that are trained."""
         return [half for layer in self._layers.values() for half in (layer.a, layer.b)]
 
     def save(self, directory: Path) -> None:
