@@ -11,7 +11,7 @@ from buffer_conformance.rules.views import HeldLease, Push, ends_within, leases,
 from buffer_wire.errors import InvalidField
 from buffer_wire.layout import LOGPROBS, LOSS_MASK, TOKEN_IDS, read_payload
 from buffer_wire.validate import check_group
-from rollout_buffer.v1 import groups_pb2
+from rollout_buffer.v1 import groups_pb2, tasks_pb2
 
 PUSHED_AGAIN_S = 10.0
 _SETTLING_S = 2.0
@@ -100,6 +100,8 @@ def task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> st
     for name, (is_, should) in stated.items():
         if is_ != should:
             return f"{name} is {is_!r}, the task's is {should!r}"
+    if wrong := _images_fault(header, task):
+        return wrong
     try:
         ids = read_payload(header, group.payload)[TOKEN_IDS]
     except (ValueError, KeyError, IndexError):
@@ -114,6 +116,19 @@ def task_fault(group: groups_pb2.Group, held: HeldLease, *, partial: bool) -> st
             most = task.sampling.max_new_tokens
             return f"sample {i} has {sample.loss_tokens} generated tokens, max_new_tokens is {most}"
         start += sample.tokens
+    return ""
+
+
+def _images_fault(header: groups_pb2.GroupHeader, task: tasks_pb2.Task) -> str:
+    """Fault of a group's images against the task's; of images in messages nobody knows the places."""
+    if task.messages:
+        return ""
+    given = [groups_pb2.ImageRef.FromString(image.SerializeToString()) for image in header.images]
+    for image, asked in zip(given, task.images, strict=False):
+        if not asked.sha256:
+            image.ClearField("sha256")  # The worker has found it out.
+    if given != list(task.images):
+        return f"it has {len(given)} images, the task has {len(task.images)}, or they are others"
     return ""
 
 

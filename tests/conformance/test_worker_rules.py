@@ -361,3 +361,18 @@ def test_further_rows_of_a_trajectory_count_once_and_bring_prompts_of_their_own(
     assert task_fault(group, held, partial=False) == ""
     another_prompt(group)
     assert "sample 0 begins with tokens [999, 6]" in task_fault(group, held, partial=False)
+
+
+def test_a_group_names_the_images_of_its_task_and_their_hashes() -> None:
+    task = tasks_pb2.Task(task_id="t", prompt_token_ids=[5, 6], group_size=2)
+    task.sampling.max_new_tokens = 8
+    task.images.add(location="a.png", tokens=1)
+    task.images.add(sha256="1" * 64, start=1, tokens=1)
+    lease = tasks_pb2.Lease(lease_id="t/0/1", task=task, attempt=1)
+    group, held = made_group(lease, common_pb2.WeightVersion(term=1)), SimpleNamespace(lease=lease)
+    assert "it has 0 images" in task_fault(group, held, partial=False)  # type: ignore[arg-type]
+    group.header.images.add(sha256="2" * 64, location="a.png", tokens=1)
+    group.header.images.add(sha256="1" * 64, start=1, tokens=1)
+    assert task_fault(group, held, partial=True) == ""  # type: ignore[arg-type]
+    group.header.images[1].sha256 = "2" * 64
+    assert "others" in task_fault(group, held, partial=True)  # type: ignore[arg-type]

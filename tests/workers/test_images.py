@@ -214,7 +214,7 @@ def test_placeholders_are_expanded_to_as_many_as_the_model_sees(tmp_path: Path) 
 
 
 class Processor:
-    """What the worker asks of a processor of transformers: here an image has a token for each pixel of its height."""
+    """A processor of transformers as the worker asks it: an image has a token for each pixel of its height."""
 
     image_token_id = PAD
 

@@ -207,7 +207,7 @@ def generate_body(
 
 
 def _more(requests: Sequence[SampleRequest]) -> dict[str, Any]:
-    """What is asked of the batch only where a request of it needs it."""
+    """Fields of the body that are there only where a request needs them."""
     more: dict[str, Any] = {}
     if any(ENTROPY in request.columns for request in requests):
         more["sampling_logprobs_mode"] = ["support" if ENTROPY in r.columns else "selected" for r in requests]
