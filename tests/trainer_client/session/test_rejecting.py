@@ -135,3 +135,29 @@ def test_ranks_give_back_together(service: ServiceProcess, client: BufferClient,
             thread.join()
     assert [len(made[number]) for number in (0, 1)] == [2, 2]
     assert len({*made[0], *made[1]}) == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("group_ids", {"group_ids": ["t/0"] * 4_097}),
+        ("group_ids[0]", {"group_ids": ["never/0"]}),
+        ("group_ids[1]", {"group_ids": ["t0/0", ""]}),
+        ("reason", {"reason": "two\nlines"}),
+        ("reason", {"reason": "x" * 201}),
+        ("term", {"term": 0}),
+    ],
+)
+def test_what_is_wrong_with_a_rejection_is_named(
+    service: ServiceProcess, client: BufferClient, run_id: str, field: str, given: dict[str, object]
+) -> None:
+    with (
+        PushingWorker(service.address, run_id),
+        client.session(run_id, policy=WHOLE, tasks=tasks(4), options=QUICK) as session,
+    ):
+        next(session)
+        asked = {"term": session.term, "step": 0, "group_ids": ["t0/0"], "reason": ""} | given
+        with pytest.raises(InvalidField) as refused:
+            client.reject(run_id, **asked)  # type: ignore[arg-type]
+        assert refused.value.attributes["field"] == field
+        assert session.state().ledger.groups.rejected.groups == 0
