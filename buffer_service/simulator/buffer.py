@@ -79,6 +79,7 @@ def refuse_what_is_not_simulated(policy: RunPolicy, outstanding: int) -> None:
         ),
         "cancel_stale_leases": ("false", not policy.cancel_stale_leases),
         "environments": ("none", not policy.environments),
+        "stages": ("none", not policy.stages),
         "batch_tokens": ("0", policy.batch_tokens == 0),
         "max_queued_tokens": ("0", policy.max_queued_tokens == 0),
         "quota_groups": ("0", policy.quota_groups == 0),

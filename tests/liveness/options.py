@@ -131,6 +131,7 @@ MIXTURES: dict[str, tuple[Fields, tuple[str, ...]]] = {
         },
         ("math", "code"),
     ),
+    "stages": ({"stages": ("rewards", "reference")}, ("math",)),
     "lifo": ({"order": Order.LIFO}, ("math", "code")),
     "stalest first": ({"order": Order.STALEST_FIRST}, ("math",)),
     "priority": (

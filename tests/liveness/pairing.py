@@ -114,6 +114,8 @@ class Pairing:
         values["max_queued_groups"] += micro * self.habits.world_size or n
         if values.get("stale_action") is StaleAction.WAIT:
             values |= _with_turns_in_time(values)
+        if values.get("stale_action") is StaleAction.WAIT:
+            values.pop("stages", None)
         if values.get("order_window_groups"):
             values |= _with_room_for_what_is_admitted(values)
         queues = (prefetch + per_publish + 1) * (-(-n // micro) if micro else 1)

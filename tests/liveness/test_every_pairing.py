@@ -15,6 +15,7 @@ from tests.liveness import trainer as trainers
 from tests.liveness.options import N
 from tests.liveness.pairing import PLAIN, SAMPLED, Decks, Pairing
 from tests.liveness.simulation import Habits, Simulation, Stuck
+from tests.liveness.stages import StageWorker
 from tests.liveness.trainer import SimulatedTrainer
 from tests.liveness.workers import LARGEST_GROUP, TEMPERS, SimulatedWorker
 from tests.oracle import leasing, micro_batches, progress
@@ -50,6 +51,8 @@ def train(policy: RunPolicy, seed: int, pairing: Pairing | None = None, habits: 
     simulation = Simulation(policy, habits or pairing.habits, seed, pairing.environments)
     for name, temper in TEMPERS.items():
         SimulatedWorker(simulation, name, temper)
+    for stage in policy.stages:
+        StageWorker(simulation, stage)
     trainer = SimulatedTrainer(simulation)
     try:
         simulation.run(lambda: trainer.trained_in_all >= STEPS, LIMIT_MS)

@@ -54,6 +54,8 @@ def pull(run: RunState, request: Pull) -> Batch | Short:
     if run.draining and not run.leases and nothing_in_stages and run.line.is_empty(run.now):
         run.settle()
         raise RunPaused(run.run_id, DRAINED)
+    needed = micro_batches.wanted(run, plan)
+    run.needed = min(needed, run.missing) if run.missing else needed
     return Short(
         run.settle(),
         request.step,

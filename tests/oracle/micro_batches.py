@@ -77,6 +77,15 @@ def is_ready(run: RunState, micro_batch_plan: Plan) -> bool:
     return queue.ready >= micro_batch_plan.minimum and (queue.ready >= micro_batch_plan.needed or enough_tokens)
 
 
+def wanted(run: RunState, micro_batch_plan: Plan) -> int:
+    """Return how many queued groups a pull waits for; with enough tokens, for a group for each rank."""
+    form, queue = micro_batch_plan.form, run.queue
+    enough_tokens = not form.streamed and 0 < form.token_budget <= queue.ready_tokens
+    if micro_batch_plan.replaces or not (queue.ready >= micro_batch_plan.needed or enough_tokens):
+        return micro_batch_plan.needed
+    return 1 if form.streamed else micro_batch_plan.minimum
+
+
 def last_chance(run: RunState, micro_batch_plan: Plan) -> int | None:
     """Return the version below which a group is too stale for the batch after this one; None where nobody waits."""
     form = micro_batch_plan.form

@@ -189,9 +189,8 @@ def _place(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed:
                 return _counted(run, facts, PushKind.REJECTED_FULL)
         case OverflowAction.DROP_OLDEST:
             while not run.has_room(facts):
-                if not run.queue:
+                if not run.make_way():
                     return _counted(run, facts, PushKind.REJECTED_FULL)
-                run.drop_oldest()
         case _:
             assert_never(action)
     group = _complete(run, facts, payload_key)

@@ -129,6 +129,8 @@ class RunState:
     ended: dict[str, Task] = field(default_factory=dict)
     """Tombstones that no retained step keeps: they go with the next checkpoint."""
 
+    needed: int | None = None
+    """Groups that the last pull that was short waits for; None: none has been."""
     stage_leases: int = 0
     """Leases of groups in stages so far."""
     stage_notes: dict[str, StageNote] = field(default_factory=dict)
@@ -384,10 +386,34 @@ class RunState:
 
     def drop_oldest(self) -> None:
         """The oldest queued group makes room."""
+        if (group := self.queue.oldest()) is not None:
+            self._drop(group)
+
+    def make_way(self) -> bool:
+        """The oldest queued group makes room for a pushed one; False where none may.
+
+        While groups are in stages those that wait there do first, then what is ready beyond the next batch.
+        """
+        staged = [group for group in self.queue if group.stage]
+        waiting = [group for group in staged if group.hold is None]
         group = self.queue.oldest()
-        if group is not None:
-            self.dequeue(group, GroupState.DROPPED_OVERFLOW)
-            self.end_group(group)
+        if staged:
+            ready = [one for one in self.queue if not one.stage]
+            beyond = ready if len(ready) >= self.wanted else []
+            group = min(waiting or beyond, key=lambda one: one.sequence, default=None)
+        if group is None:
+            return False
+        self._drop(group)
+        return True
+
+    @property
+    def wanted(self) -> int:
+        """Groups that the last pull that was short waits for."""
+        return self.policy.batch_groups if self.needed is None else self.needed
+
+    def _drop(self, group: Group) -> None:
+        self.dequeue(group, GroupState.DROPPED_OVERFLOW)
+        self.end_group(group)
 
     def new_group(self, task: Task, facts: GroupFacts, payload_key: str) -> Group:
         """A group that is about to be accepted, its versions as of now."""

@@ -149,13 +149,30 @@ async def test_groups_in_stages_take_room_are_dropped_and_too_stale_like_queued_
     held = await leased(run, REF, 2)
     await run.fill("d")
     assert await run.ledger() == {"accepted": 4, "queued": 3, "dropped_overflow": 1}
-    assert await run.push_kinds(columns(run, held[0])) == ["closed"]
-    assert await run.push_kinds(columns(run, held[1])) == ["added"]
+    assert await run.push_kinds(columns(run, held[0])) == ["added"]
     await run.batch(0)
     await run.publish(2, 0)
     assert (await run.short(1)).queued == 0
+    assert await run.push_kinds(columns(run, held[1])) == ["closed"]
     assert await run.ledger() == {"accepted": 4, "dropped_overflow": 1, "dropped_stale": 2, "trained": 1}
     assert await states(run) == {REF: (0, 0, 1, 0)}
+    await run.check()
+
+
+async def test_a_full_queue_drops_what_waits_in_stages_and_never_what_the_next_batch_needs(run: Run) -> None:
+    await run.create(stages=(REF,), max_queued_groups=3, overflow_action=OverflowAction.DROP_OLDEST)
+    await run.fill("a", "b")
+    a, b = await leased(run, REF)
+    assert await run.push_kinds(columns(run, a)) == ["added"]
+    await run.fill("c", "d")
+    # a is ready, b held, d waits in place of c; then nothing waits.
+    (d,) = await leased(run, REF)
+    assert d.group_id == "d/0"
+    assert await run.push_kinds(run.group("e")) == ["rejected_full"]
+    assert await run.push_kinds(columns(run, b), columns(run, d)) == ["added", "added"]
+    # Of more than a batch the oldest makes room.
+    await run.fill("f")
+    assert [group.group_id for group in (await run.batch(0)).shard] == ["b/0", "d/0"]
     await run.check()
 
 

@@ -244,7 +244,7 @@ def _notes(
 ) -> list[str]:
     notes = []
     if simulated:
-        left_out = [name for name in ("cancel_stale_leases", "environments") if getattr(policy, name)]
+        left_out = [name for name in ("cancel_stale_leases", "environments", "stages") if getattr(policy, name)]
         if left_out:
             notes.append(f"simulated without {' and '.join(left_out)}")
     elif closed_forms.is_rough(setting.rho):

@@ -169,6 +169,7 @@ def _policy(view: RunView, setting: Setting) -> RunPolicy | None:
             quota_bytes=0,
             environments=(),
             cancel_stale_leases=False,
+            stages=(),
         )
     except (InvalidField, InvalidPolicy):
         return None

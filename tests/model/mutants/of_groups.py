@@ -17,10 +17,13 @@ from tests.oracle.rules.stride import Stride
 from tests.oracle.state import RunState
 
 
-def newest_is_dropped(run: RunState) -> None:
-    group = max(run.queue, key=lambda group: group.sequence)
+def newest_is_dropped(run: RunState) -> bool:
+    group = max(run.queue, key=lambda group: group.sequence, default=None)
+    if group is None:
+        return False
     run.dequeue(group, GroupState.DROPPED_OVERFLOW)
     run.end_group(group)
+    return True
 
 
 _fits = GroupQueue.fits

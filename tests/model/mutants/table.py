@@ -58,9 +58,7 @@ MUTANTS: dict[str, Defect] = {
     "partial rollouts take no place in a reply": Defect(
         "interrupted", leasing, "_lease_bytes", of_engines.partial_rollouts_weigh_nothing
     ),
-    "the newest group is dropped, not the oldest": Defect(
-        "steady", RunState, "drop_oldest", of_groups.newest_is_dropped
-    ),
+    "the newest group is dropped, not the oldest": Defect("steady", RunState, "make_way", of_groups.newest_is_dropped),
     "a lease lives a millisecond too long": Defect("interrupted", LeaseBook, "live", of_tasks.a_millisecond_more),
     "the gate at assembly is open by a version": Defect("steady", batches, "aged_out", of_tasks.gate_a_version_wider),
     "the gate at assembly is open by a thousandth": Defect(

@@ -164,7 +164,7 @@ local function make_room(group, task, attempt)
   while not Groups.fits(ctx, 1, tokens, bytes) do
     if ctx.drops_left == 0 then
       return 'more'
-    elseif not Groups.drop_oldest(ctx) then
+    elseif not Groups.drop_oldest(ctx, Groups.droppable(ctx)) then
       if not state.gathered then
         return 'rejected_full'
       end

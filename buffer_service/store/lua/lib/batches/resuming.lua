@@ -123,7 +123,7 @@ end
 -- Drops what is beyond the queue's caps, the oldest first. Returns whether more is left to drop.
 function Resuming.drop_some(ctx)
   for _ = 1, Free.VICTIMS do
-    if Groups.fits_queue(ctx, 0, 0, 0) or not Groups.drop_oldest(ctx) then
+    if Groups.fits_queue(ctx, 0, 0, 0) or not Groups.drop_oldest(ctx, Queue.load_subqueues(ctx)) then
       return false
     end
   end

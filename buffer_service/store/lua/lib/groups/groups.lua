@@ -123,9 +123,30 @@ function Groups.fits(ctx, groups, tokens, bytes)
   return Groups.fits_queue(ctx, groups, tokens, bytes) and Groups.fits_quotas(ctx, groups, tokens, bytes)
 end
 
--- Drops the oldest queued group; false when there is none.
-function Groups.drop_oldest(ctx)
-  local group, member = Queue.oldest(ctx)
+-- The subqueues of which a push may drop groups. While any are in stages those that wait there make room first, and of
+-- those that batches may take only what is beyond what the next one needs: it would never be complete. What workers of
+-- stages hold is left to them.
+function Groups.droppable(ctx)
+  local all = Queue.load_subqueues(ctx)
+  Queue.count(ctx)
+  if ctx.staged == 0 then
+    return all
+  end
+  local waiting = {}
+  for _, subqueue in ipairs(all) do
+    if subqueue.count > 0 and subqueue.stage and string.sub(subqueue.stage, -1) ~= '*' then
+      waiting[#waiting + 1] = subqueue
+    end
+  end
+  if #waiting > 0 then
+    return waiting
+  end
+  return Queue.count(ctx) >= ctx.wanted and Queue.subqueues_in(ctx, nil) or {}
+end
+
+-- Drops the oldest group of subqueues; false when there is none.
+function Groups.drop_oldest(ctx, subqueues)
+  local group, member = Queue.oldest(ctx, subqueues)
   if not group then
     return false
   end

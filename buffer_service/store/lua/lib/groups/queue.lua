@@ -334,10 +334,10 @@ function Queue.stalest(ctx, subqueues, below, limit)
   return Queue.load(ctx, blocks), members, blocks
 end
 
--- Record of the queued group with the smallest sequence, and its member; nil when there is none.
-function Queue.oldest(ctx)
+-- Record of the group of subqueues with the smallest sequence, and its member; nil when there is none.
+function Queue.oldest(ctx, subqueues)
   local first
-  for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
+  for _, subqueue in ipairs(subqueues) do
     if subqueue.oldest == nil then
       subqueue.oldest = call('ZRANGE', subqueue.q, 0, 0)[1] or false
     end
