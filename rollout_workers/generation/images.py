@@ -27,6 +27,9 @@ MOST_BYTES = 4 << 30
 
 IDLE_S = 3_600.0
 
+MOST_PROMPT_BYTES = 64 << 20
+"""Most bytes of the images of one prompt, encoded."""
+
 ReadBlob: TypeAlias = Callable[[str], Awaitable[bytes]]
 """Reader of a blob of the run, by its SHA-256. Raises UnknownBlob."""
 
@@ -56,10 +59,15 @@ class Images:
             found = await asyncio.gather(*map(self._resolve, references))
         except (ImageRefused, ImageUnavailable, UnknownBlob) as error:
             raise PromptRefused(task_id, str(error)) from error
+        if (size := await asyncio.to_thread(self._size, found)) > MOST_PROMPT_BYTES:
+            raise PromptRefused(task_id, f"its images have {size} bytes, and {MOST_PROMPT_BYTES} are allowed together")
         return [
             PromptImage(digest, one.location, self._path(digest), one.start, one.tokens)
             for digest, one in zip(found, references, strict=True)
         ]
+
+    def _size(self, digests: Sequence[str]) -> int:
+        return sum(self._path(digest).stat().st_size for digest in digests)
 
     def _path(self, digest: str) -> Path:
         return self._directory / digest

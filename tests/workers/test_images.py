@@ -179,6 +179,14 @@ async def test_what_cannot_be_read_fails_the_task_by_name(tmp_path: Path) -> Non
     assert not (tmp_path / "images").exists()
 
 
+async def test_images_of_a_prompt_have_a_bound_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_workers.generation.images.MOST_PROMPT_BYTES", 2 * len(png()) - 1)
+    blobs = Blobs(png(), png(colour=1))
+    images = Images(tmp_path / "images", blobs.read, ImageRules())
+    with pytest.raises(PromptRefused, match="are allowed together"):
+        await images.resolve("t", [ImageRef(sha256=digest) for digest in blobs.by_digest])
+
+
 async def test_images_that_were_not_used_for_long_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout_workers.generation.images.MOST_BYTES", 2 * len(png()))
     blobs = Blobs(*(png(colour=colour) for colour in range(3)))
