@@ -61,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.curriculum", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps (default 40)")
     parser.add_argument("--uniform", action="store_true", help="draw from each pool as often, for comparison")
+    parser.add_argument("--function", action="store_true", help="filter each step by a function, besides the policy")
     parser.add_argument("--sglang-python", type=Path, default=Path(".venv-sglang/bin/python"))
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="curriculum-") as directory:
@@ -88,6 +89,7 @@ def main(argv: list[str] | None = None) -> int:
                 tasks=pools,
                 publisher=publisher,
                 options=SessionOptions(
+                    filter="examples.curriculum.rules:informative" if options.function else None,
                     # Few tasks ahead: what is drawn now is generated soon.
                     max_pending_tasks=32,
                     chunk_tasks=8,

@@ -4,6 +4,8 @@ from collections import Counter
 from itertools import islice
 
 from examples.curriculum.pools import POOLS, Pools
+from examples.curriculum.rules import informative
+from trainer_client import GroupFacts
 
 
 def drawn(pools: Pools, count: int) -> list[tuple[str, object, tuple[int, ...]]]:
@@ -38,3 +40,19 @@ def test_a_state_goes_on_with_the_same_draws() -> None:
     report(first, "wider", 0.25, 3)
     second.load_state(first.state())
     assert drawn(second, 50) == drawn(first, 50)
+
+
+def test_the_filter_keeps_what_two_samples_agree_on() -> None:
+    def facts(right: int) -> GroupFacts:
+        of_samples = {"response_tokens": [2] * 8, "loss_tokens": [2] * 8, "truncated": [False] * 8}
+        return GroupFacts(
+            group_id="t/0",
+            task_id="t",
+            environment="easy",
+            rewards=[1.0] * right + [0.0] * (8 - right),
+            staleness=0,
+            train_version=0,
+            **of_samples,  # type: ignore[arg-type]
+        )
+
+    assert informative([facts(right) for right in (0, 1, 2, 6, 7, 8)]) == [False, False, True, True, False, False]
