@@ -7,6 +7,7 @@ import numpy as np
 
 from rollout_workers.engine.types import SampleRequest
 from rollout_workers.slots.engine_state import Event
+from tests.workers.building import time_passes
 from tests.workers.fake_service import FakeService
 from tests.workers.loading import Loading, loading
 
@@ -65,6 +66,37 @@ async def test_adapter_for_an_engine_with_other_weights_waits_for_a_start_anew(
         await it.slot.refresh()
         await it.until_loaded(1, 2)
         assert it.engine.calls[-1] == "adapter 1.2"
+
+
+class Hold:
+    """An evaluation that keeps the weights until `over` is set."""
+
+    def __init__(self) -> None:
+        self.asked, self.over = asyncio.Event(), asyncio.Event()
+
+    @property
+    def active(self) -> bool:
+        return not self.over.is_set()
+
+    async def released(self) -> None:
+        self.asked.set()
+        await self.over.wait()
+
+
+async def test_evaluation_keeps_the_adapter_that_it_began_with(fake: FakeService, tmp_path: Path) -> None:
+    async with loading(fake, tmp_path, timeout_s=0.3) as it:
+        await it.publish_adapter(1, 1)
+        await it.until_loaded(1, 1)
+        it.slot.hold = hold = Hold()
+        await it.publish_adapter(1, 2)
+        await hold.asked.wait()
+        await it.publish_adapter(1, 3)  # Superseded while it waits: the newest is taken.
+        assert await it.watcher.changes.until(lambda: it.watcher.latest.version.version == 3, 10)  # type: ignore[union-attr]
+        await time_passes(0.4)  # Longer than a load may take: others' time does not count.
+        assert (it.engine.calls, it.state) == (["adapter 1.1"], "READY")
+        hold.over.set()
+        await it.until_loaded(1, 3)
+        assert it.engine.calls == ["adapter 1.1", "adapter 1.3"]
 
 
 async def test_resume_at_version_zero_drops_the_adapter(fake: FakeService, tmp_path: Path) -> None:
