@@ -28,7 +28,7 @@ _TEMPLATE = (
 def build_model(seed: int) -> Glm4vForConditionalGeneration:
     """A float32 model of two layers for the eyes and two for the words; its weights depend on `seed` alone."""
     text = {
-        "vocab_size": 64,
+        "vocab_size": len(TOKENS),
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
@@ -76,7 +76,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """One token for each special one, each answer, and each letter."""
     tokenizer = Tokenizer(models.BPE(vocab=IDS, merges=[]))
     tokenizer.decoder = decoders.Fuse()
-    special = {"pad_token": "<|pad|>", "eos_token": "<|end|>"}
+    special = {"pad_token": "<|pad|>", "eos_token": "<|end|>", "clean_up_tokenization_spaces": False}
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)  # type: ignore[no-untyped-call]
     made.add_special_tokens({"additional_special_tokens": list(SPECIAL[1:])})
     made.add_tokens(list(COLOURS))

@@ -35,6 +35,10 @@ class Attempts:
             self.given_up[sample_index] = error
         return again
 
+    def failures(self, sample_index: int) -> int:
+        """Attempts of a sample that have failed."""
+        return self._failures[sample_index]
+
     def keep(self, indices: Sequence[int]) -> None:
         """Forget all samples but these, whose indexes are 0, 1, … from now on."""
         failures, given_up = self._failures, self.given_up

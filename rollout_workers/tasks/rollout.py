@@ -28,6 +28,9 @@ from rollout_workers.generation.sampling import request_of
 from rollout_workers.generation.spread import MOST_MOVES, Part, Spread
 from rollout_workers.slots.slot import EngineSlot
 
+FAILURES_WITH_IMAGES = 2
+"""Failures of a sample with images after which it begins anew, in place of going on from what it has."""
+
 _log = structlog.get_logger()
 
 
@@ -229,6 +232,9 @@ class SingleTurn:
     async def _try_again(self, index: int, error: Exception, calls: EngineCalls, *, final: bool) -> None:
         """Go on alone and at home with a sample that has failed in `calls`, if it may be."""
         if await self._home.may_try_again(index, error, final=final):
+            if self.progress.images and self._attempts.failures(index) >= FAILURES_WITH_IMAGES:
+                # Servers make text of the token ids of a prompt with images, and may fail where what was made is in it.
+                self.progress.start_anew(index, "images_refused")
             if calls is not self._home:
                 await self._home.wait_for_weights([index])
             await self._go_on([index], self._home)

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,12 +20,16 @@ from buffer_wire.images.reading import ImageRefused, ImageRules, check_image, is
 from rollout_buffer.v1 import tasks_pb2
 from rollout_buffer.v1.groups_pb2 import ImageRef
 from rollout_workers.engine.calls import ServerOptions
-from rollout_workers.engine.errors import EngineMalformed
-from rollout_workers.engine.types import PromptImage, SampleRequest
+from rollout_workers.engine.errors import EngineMalformed, EngineRejected
+from rollout_workers.engine.simulated.engine import SimulatedEngine, SimulatedEngineOptions
+from rollout_workers.engine.types import GeneratedSample, PromptImage, SampleRequest
 from rollout_workers.errors import PromptRefused
+from rollout_workers.generation.attempts import Attempts
 from rollout_workers.generation.images import Images, expanded, references_of
 from rollout_workers.generation.prompts import Prompts, messages_of
 from rollout_workers.generation.samples import GroupProgress
+from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tasks.rollout import SingleTurn
 from rollout_workers.versions import Version
 from tests.engine.against_fake import QUICK, connected
 from tests.engine.fake_sglang import FakeSglang, answer, ok
@@ -373,3 +378,24 @@ def test_a_placeholder_among_generated_tokens_and_a_prompt_without_the_images_ar
     assert one.with_images(request(())).images == images
     with pytest.raises(InvalidField, match="begins as the task's does"):
         one.with_images(replace(request(()), input_ids=PROMPT[1:]))
+
+
+class Forgetful(SimulatedEngine):
+    """Fails a call that goes on from what was made, as a server may with images."""
+
+    async def generate(
+        self, requests: Sequence[SampleRequest], *, deadline_s: float | None = None
+    ) -> list[GeneratedSample]:
+        if any(len(one.input_ids) > len(PROMPT) for one in requests):
+            raise EngineRejected("e", "generating", 400, "its text has other tokens")
+        return await super().generate(requests, deadline_s=deadline_s)
+
+
+async def test_a_sample_that_cannot_go_on_with_its_images_begins_anew(images: tuple[PromptImage, ...]) -> None:
+    engine = Forgetful(SimulatedEngineOptions(tokens_per_s=1e4, version_label="1.0"))
+    slot = EngineSlot("e", engine, await engine.info(), base_model=None)
+    slot.adopt(Version(1, 0))
+    begun = progress(images)
+    begun.samples[0].append(generated(0, [4, 5], finish="abort"), lambda _: Version(1, 0))
+    assert await asyncio.wait_for(SingleTurn(begun, slot, Attempts(3), timeout_s=30.0).run(), 30)
+    assert begun.discarded == {"images_refused": 2}
