@@ -22,9 +22,9 @@ CHANGE = Change(
             at="-- Makes room by the overflow action; an outcome when there is none.\n",
             where="before",
             put="""\
--- Drops the stalest queued group; false when there is none.
-local function drop_stalest()
-  local stalest, members, blocks = Queue.stalest(ctx, math.huge, 1)
+-- Drops the stalest group of subqueues; false when there is none.
+local function drop_stalest(_, subqueues)
+  local stalest, members, blocks = Queue.stalest(ctx, subqueues, math.huge, 1)
   if not stalest[1] then
     return false
   end
@@ -43,9 +43,10 @@ end
         ),
         Edit(
             "buffer_service/store/lua/groups/push.lua",
-            at="elseif not Groups.drop_oldest(ctx) then",
+            at="elseif not Groups.drop_oldest(ctx, Groups.droppable(ctx)) then",
             where="instead",
-            put="elseif not (action == 'drop_stalest' and drop_stalest or Groups.drop_oldest)(ctx) then",
+            put="elseif not (action == 'drop_stalest' and drop_stalest or Groups.drop_oldest)("
+            "ctx, Groups.droppable(ctx)) then",
         ),
         Edit(
             "buffer_service/observability/estimate/prediction.py",
@@ -69,7 +70,8 @@ end
         ),
         Edit(
             "tests/oracle/pushing.py",
-            at="                run.drop_oldest()\n",
+            at="                if not run.make_way():\n"
+            "                    return _counted(run, facts, PushKind.REJECTED_FULL)\n",
             put="""\
         case OverflowAction.DROP_STALEST:
             while not run.has_room(facts):
