@@ -5,6 +5,7 @@ All values are functions of the tokens, so that those of an interrupted sample a
 
 import hashlib
 import io
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 from rollout_workers.agents.episode import AgentEpisode
 from rollout_workers.engine.simulated.answers import experts_of
 from rollout_workers.episode import Episode
+from rollout_workers.errors import InfrastructureError, PolicyError
 from rollout_workers.rewards import RewardInput, ragged
 from tests.agents.talking import chat, user
 from trainer_client import ImageRef, Policy, SamplingParams, Task
@@ -109,6 +111,33 @@ def check_columns(sample: Sample) -> None:
     assert extras["odd"].item() == made[-1] % 2
     assert extras["token_rewards"].tolist() == [0.0] * start + (made / 8).tolist()
     assert extras["rows"].tolist() == [[each, each] for each in made[: len(made) % 5].tolist()]
+
+
+# ── errors of infrastructure and of the policy ───────────────────────────────
+
+
+def plain(i: int) -> Task:
+    return Task(
+        task_id=f"t{i:04d}",
+        group_size=GROUP_SIZE,
+        sampling=SamplingParams(max_new_tokens=60),
+        prompt_token_ids=[1 + i % 7, 2, 3 + i % 40],
+        environment="code",
+        reward_timeout_s=30.0,
+    )
+
+
+def flaky(sample: RewardInput) -> float:
+    if random.random() < 0.2:
+        raise InfrastructureError("no sandbox is free", retry_after_s=0.05)
+    if sample.response_ids[-1] % 2:
+        raise PolicyError("odd", -1.0)
+    return 1.0
+
+
+def check_failure(sample: Sample) -> None:
+    is_odd = bool(sample.token_ids[-1] % 2)
+    assert (sample.failure, sample.reward) == (("odd", -1.0) if is_odd else ("", 1.0))
 
 
 # ── an agent ─────────────────────────────────────────────────────────────────
@@ -259,6 +288,12 @@ KINDS = {
         (*SPEED, "--reward", "", "--rollout", f"{__name__}:delegate"),
         ("pulled", "saving", "published"),
         check_rows,
+    ),
+    "errors": Kind(
+        plain,
+        check_failure,
+        (*SPEED, "--reward", f"{__name__}:flaky", "--environment-limit", "code.max_sample_attempts=20"),
+        ("pulled", "saving", "published"),
     ),
     "agents": Kind(
         game, check_game, (*SPEED, "--reward", "", "--agent", f"{__name__}:play"), ("pulled", "saving", "published")
