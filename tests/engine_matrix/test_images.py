@@ -82,7 +82,8 @@ def judge(model: Path, images: Sequence[PromptImage]) -> Callable[[npt.NDArray[n
             logits = network(input_ids=tokens, mm_token_type_ids=(tokens == IMAGE).int(), **inputs).logits[0]
         logits[:, IMAGE] = -torch.inf
         every = logits.log_softmax(-1)[len(PROMPT) - 1 : -1]
-        return every.gather(1, tokens[0, len(PROMPT) :, None])[:, 0].numpy()
+        drawn: Logprobs = every.gather(1, tokens[0, len(PROMPT) :, None])[:, 0].numpy()
+        return drawn
 
     return logprobs
 

@@ -2,7 +2,8 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, sha256, bytes, most}: of all blobs together at most `most` bytes
--- Replies {'written', revision, bytes of all blobs} | {'error', 'unknown_run' | 'store_rolled_back' | 'blobs_full', ...}
+-- Replies {'written', revision, bytes of all blobs}
+--       | {'error', 'unknown_run' | 'store_rolled_back' | 'blobs_full', ...}
 -- Complexity O(bytes)
 
 -- @include run
