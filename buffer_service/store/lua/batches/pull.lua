@@ -1,5 +1,6 @@
 -- One rank's try to pull its shard of a micro-batch of a step: returns a stored one, or closes the next one when enough
--- is queued. A complete step has a next one where groups of it were rejected. Evicts what is too stale first, also when no micro-batch results.
+-- is queued. A complete step has a next one where groups of it were rejected. Evicts what is too stale first, also when
+-- no micro-batch results.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, term, step, rank, world_size, train_version (-1: that of the step's earlier micro-batches,
@@ -91,10 +92,9 @@ refusal = Run.check_paused(ctx)
 if refusal then
   return refusal
 end
-local lacks = step < state.next_step
 -- Whoever began to gather the micro-batch has decided what it is, as if the micro-batch were closed.
 local its_version, its_groups
-if state.gathered and not lacks then
+if state.gathered and step == state.next_step then
   local its_world_size
   its_version, its_groups, its_world_size = Gathering.terms()
   if not its_version or not is_open and its_version < state.version then
@@ -104,7 +104,7 @@ if state.gathered and not lacks then
     return refuse('world_size_mismatch', world_size, its_world_size)
   end
 end
-if is_open or lacks then
+if header then
   if train_version ~= -1 and train_version ~= header.train_version then
     return refuse('step_train_version', train_version, header.train_version)
   end
@@ -146,21 +146,23 @@ local function evict()
   return #stale == most
 end
 
+-- Answers of a pull that has to take groups.
+local Next = {}
+
 -- The pull's answer while too little is queued, or the batch waits for groups in flight.
-local function short(queued, size, wanted, awaited, first)
+function Next.short(queued, size, wanted, awaited, first)
   local leased = call('ZCARD', key('leases'))
   if state.draining and leased == 0 and ctx.staged == 0 and not Waiting.head(ctx) then
     end_run()
     return refuse('run_paused', 'drained')
   end
-  -- Where a step lacks groups, a pull that waits for few of them is told first.
-  Run.want_groups(ctx, state.missing and math.min(wanted, state.missing) or wanted)
+  Run.want_groups(ctx, wanted)
   return reply('short', end_run(), queued, size, leased, Pending.count(ctx), call('HEXISTS', RUN, 'asked'),
     awaited, first)
 end
 
 -- Closes a micro-batch of a complete step that lacks groups for rejected ones. It is taken at once, never gathered.
-local function replacement()
+function Next.replacement()
   local size = math.min(header.missing, TAKEN_AT_ONCE, policy.max_queued_groups)
   if header.micro > 0 then
     size = math.min(size, world_size * header.micro)
@@ -178,14 +180,14 @@ local function replacement()
     awaited, first = MicroBatches.awaited(ctx, step, header, size, 0)
   end
   if queued < size or awaited > 0 then
-    return short(queued, size, size, awaited, first)
+    return Next.short(queued, size, size, awaited, first)
   end
   local groups = MicroBatches.take(ctx, header, size, false, 1, 0)
   return answer(header, MicroBatches.replace(ctx, step, header, groups, world_size), 0)
 end
 
 -- Closes the next micro-batch, or gathers a portion of it, if enough is queued for it.
-local function next_micro_batch()
+function Next.micro_batch()
   -- How many groups the micro-batch takes: at most `size`, in a multiple of `multiple`.
   local is_streamed, is_equal = header.micro > 0, header.equal == 1
   if is_equal and (is_streamed or header.budget == 0) and header.target % world_size ~= 0 then
@@ -240,10 +242,7 @@ local function next_micro_batch()
   end
 
   -- With enough tokens it waits for a group for each rank.
-  return short(queued, size, is_enough and multiple or size, awaited, first)
+  return Next.short(queued, size, is_enough and multiple or size, awaited, first)
 end
 
-if lacks then
-  return replacement()
-end
-return next_micro_batch()
+return step < state.next_step and Next.replacement() or Next.micro_batch()

@@ -1,11 +1,11 @@
--- Gives groups of a step back, which is open, or complete and not committed: they end as rejected, and the step takes as
--- many others. Those that were rejected from it before stay so.
+-- Gives groups of a step back, which is open, or complete and not committed: they end as rejected, and the step takes
+-- as many others. Those that were rejected from it before stay so.
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, term, step, group ids, reason}
 -- Replies {'rejected', revision, rejected, missing, step, micro-batch (the last one), final, train_version, groups,
--- samples, tokens, loss_tokens, trajectories, staleness_sum, staleness_max}; rejected: by this call; missing: groups that the step is
---         still to get; sizes and staleness are those of the step as it is now
+--         samples, tokens, loss_tokens, trajectories, staleness_sum, staleness_max}; rejected: by this call; missing:
+--         groups that the step is still to get; sizes and staleness are those of the step as it is now
 --       | {'error', 'unknown_run' | 'store_rolled_back' | 'stale_term' | 'run_paused' | 'step_ahead' |
 --         'step_committed' | 'not_of_step', ...}
 -- Complexity O(groups of the step)
@@ -64,8 +64,8 @@ if next(wanted) then
   if not is_open then
     Batches.miss(ctx, header, rejected)
     Batches.save_step(step, header)
-    ctx.topics.tasks = true
   end
+  ctx.topics.tasks = true
   Run.refuse_first_release()
 end
 local missing = is_open and header.target - header.groups or header.missing or 0

@@ -7,9 +7,8 @@
 --         leased and workers are counts; pushes: {payload key, ms of joining the line (0: a ticket from before tickets
 --         were times), ms of the last try}; leases as Inspecting.describe_task; asked: {worker_id,
 --         instance_id, ms of the last request, leases}; clock: {queued, forming, target of the open step, version,
---         next_step, published_steps, due, backing off, a controller's lookahead_milli or -1, groups that complete steps
---         lack}; needed: of the last
---         pull that was short, 0: none has been
+--         next_step, published_steps, due, backing off, a controller's lookahead_milli or -1, groups that complete
+--         steps lack}; needed: of the last pull that was short, 0: none has been
 --       | {'error', 'unknown_run'}
 -- Complexity O(subqueues + environments + limit * log waiting)
 

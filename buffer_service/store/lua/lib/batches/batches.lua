@@ -34,10 +34,14 @@ function Batches.delete_step(step)
   call('HDEL', key('rejected'), format('%d', step))
 end
 
--- Changes how many groups a complete step is still to get; the header is the caller's to write.
+-- Changes how many groups a complete step is still to get; the header is the caller's to write. When none is missing
+-- any more, whoever waits for the next step says anew what it wants.
 function Batches.miss(ctx, header, by)
   local state, missing = ctx.state, (header.missing or 0) + by
   local all = (state.missing or 0) + by
+  if state.missing and all == 0 then
+    ctx.topics.groups = true
+  end
   header.missing, state.missing = missing > 0 and missing or nil, all > 0 and all or nil
   ctx.changed = true
 end

@@ -60,8 +60,9 @@ end
 -- A group may be taken by batches now; `before`: tokens that they could take before.
 function Groups.hint(ctx, before, group)
   local budget = ctx.policy.batch_tokens
-  -- Pulls wait only while too little is queued; a hint at every group would wake all replicas for nothing.
-  if Queue.count(ctx) == ctx.wanted or before < budget and before + group[G_TOKENS] >= budget then
+  -- Pulls wait only while too little is queued; a hint at every group would wake all replicas for nothing. Only while a
+  -- step lacks groups, beside which the next one may be waited for, each of the two may need it.
+  if Queue.count(ctx) == ctx.wanted or ctx.state.missing or before < budget and before + group[G_TOKENS] >= budget then
     ctx.topics.groups = true
   end
 end
