@@ -35,7 +35,8 @@ def check_adapter(directory: Path, model: Layout | None) -> None:
         if named is not None:
             halves[named["layer"]][named["half"]] = tensor.shape
         elif _EMBEDDING.fullmatch(tensor.name) is None:
-            raise UnloadableWeights(f"{tensor.name} is no tensor of a LoRA adapter")
+            hint = ": save it with save_embedding_layers=False" if ".base_layer." in tensor.name else ""
+            raise UnloadableWeights(f"{tensor.name} is no tensor of a LoRA adapter{hint}")
     shapes = _shapes_by_place(model or {})
     for layer, found in halves.items():
         if set(found) != {"A", "B"}:
