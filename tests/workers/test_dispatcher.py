@@ -56,3 +56,25 @@ async def test_leases_that_come_in_the_moment_of_the_stop_go_back() -> None:
     assert service.asked == ["r1", "r1"], "the same request, which grants the same"
     assert [(back.lease_id, back.kind) for back in service.returned] == [("t1/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED)]
     await engine.close()
+
+
+async def test_engine_without_work_says_which_limit_it_waits_for() -> None:
+    class Limited(StoppingService):
+        async def lease(self, *_: Any, **__: Any) -> tasks_pb2.LeaseTasksResponse:
+            self.asked.append("")
+            if len(self.asked) == 2:
+                self.dispatcher.stop()
+            wait = tasks_pb2.LEASE_WAIT_RATE_LIMITED
+            return tasks_pb2.LeaseTasksResponse(wait=wait, limited_environment="code", limited_for_ms=400)
+
+    engine = SimulatedEngine()
+    slot = EngineSlot("e0", engine, await engine.info(), base_model=None)
+    slot.adopt(slot.loaded)
+    service: Any = Limited()
+    tools: Any = SimpleNamespace(spread=None, surplus_samples=0)
+    keeper = LeaseKeeper("e0", service)
+    service.dispatcher = Dispatcher(slot, service, keeper, tools, limit=InflightLimit(slot, 2), lease_wait_s=10.0)
+    await asyncio.wait_for(service.dispatcher.run(), 10)
+    expected = "time: starts_per_minute of environment code allow its next group in 0.4 s"
+    assert service.dispatcher.waiting_on == expected
+    await engine.close()
