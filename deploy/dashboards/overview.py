@@ -277,6 +277,20 @@ _LOSSES = Row(
             stacked=True,
             lines=[Series(of_run("environment_groups", "environment", disposition="queued"), "{{environment}}")],
         ),
+        TimeSeries(
+            title="Starts and errors by environment",
+            width=24,
+            description=(
+                "Leases of an environment's tasks; those that failed or expired (infrastructure: a sandbox, a judge, "
+                "an engine); samples whose answer its function calls wrong (policy), which are trained."
+            ),
+            unit="ops",
+            lines=[
+                Series(run_rate("environment_starts_total", "environment"), "{{environment}} leases"),
+                Series(run_rate("environment_failed_attempts_total", "environment"), "{{environment}} infrastructure"),
+                Series(run_rate("environment_failed_samples_total", "environment"), "{{environment}} policy"),
+            ],
+        ),
     ],
 )
 
