@@ -232,11 +232,12 @@ MOODS = {
     "staged": Mood(
         {
             **STEADY,
-            "lease_groups": 10,
-            "add_columns": 12,
-            "pass_stages": 5,
+            "lease_groups": 14,
+            "add_columns": 14,
+            "pass_stages": 4,
             "keep_groups": 6,
             "push_without_lease": 8,
+            "flood": 10,
             "fill_and_pull": 6,
             "report_lost": 3,
             "time_passes": 5,

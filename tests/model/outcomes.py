@@ -81,7 +81,6 @@ EXPECTED = frozenset(
         "lease:none_for_its_lag",
         "lease:continued",
         *(f"stage:{what}" for what in ("leased", "repeated")),
-        *(f"written:{kind}" for kind in ("added",)),
         "push:invalid:samples",
         *(f"extend:{state}" for state in LeaseState),
         *(f"give_back:{outcome}" for outcome in ReturnOutcome),

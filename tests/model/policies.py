@@ -246,8 +246,8 @@ def _steered(draw: Draw, values: Values) -> Values:
 
 def _staged(draw: Draw, values: Values) -> Values:
     """One stage or two, and room for groups to wait in them."""
-    stages = draw.pick((("ref",), ("rewards",), ("rewards", "ref"), ("ref", "val"), ("val",), ()))
-    return {"stages": stages, "max_queued_groups": values["max_queued_groups"] + 2}
+    stages = draw.pick((("ref",), ("rewards",), ("rewards", "ref"), ("ref", "val"), ("val",)))
+    return {"stages": stages, "max_queued_groups": values["max_queued_groups"] + 3}
 
 
 FEATURES: dict[str, Callable[[Draw, Values], Values]] = {

@@ -32,6 +32,9 @@ class StageActions(WorkerActions):
             self.stage_leases += [lease.lease_id for lease in leased.leases]
             self.pair.seen["stage:repeated"] += repeated and bool(leased.leases)
             self.pair.seen["stage:leased"] += bool(leased.leases)
+            if leased.leases and draw.rarely(3):
+                again = self.pair.both("lease_groups", ask)
+                self.pair.seen["stage:repeated"] += again is not None and bool(again.leases)
 
     def add_columns(self, draw: Draw) -> None:
         """Columns for what is held, now and then for what was."""
@@ -46,12 +49,12 @@ class StageActions(WorkerActions):
             task_id, incarnation, _ = lease_id.split("/")
             made = self.facts(draw, task_id if not draw.rarely(24) else "z", int(incarnation), lease_id)
             group = held[lease_id][0].facts if lease_id in held else made
-            if not draw.rarely(16):
+            if not draw.rarely(6):
                 made = dataclasses.replace(made, samples=group.samples, tokens=group.tokens)
             if draw.rarely(24):
                 made = dataclasses.replace(made, lease_id=lease_id[:-1] + "9")
             facts.append(made)
-        if facts and draw.rarely(3):
+        if facts and draw.rarely(2):
             number = self.number()
             body = b"written %d" % number
             made = dataclasses.replace(facts.pop(), stored=True, size_bytes=len(body))
