@@ -45,8 +45,8 @@ class _TaskSetEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     the change to another one ends the listing: what it had not listed by then may be missing.
     """
     TASK_SET_ENDED: _TaskSet.ValueType  # 3
-    """Ended outside of any batch and not freed yet: failed, or their group was filtered, dropped, discarded or lost. The
-    newest first; each that stays is listed once.
+    """Ended outside of any batch and not freed yet: failed, or their group was filtered, dropped, rejected, discarded or
+    lost. The newest first; each that stays is listed once.
     """
 
 class TaskSet(_TaskSet, metaclass=_TaskSetEnumTypeWrapper):
@@ -63,8 +63,8 @@ TASK_SET_LEASED: TaskSet.ValueType  # 2
 the change to another one ends the listing: what it had not listed by then may be missing.
 """
 TASK_SET_ENDED: TaskSet.ValueType  # 3
-"""Ended outside of any batch and not freed yet: failed, or their group was filtered, dropped, discarded or lost. The
-newest first; each that stays is listed once.
+"""Ended outside of any batch and not freed yet: failed, or their group was filtered, dropped, rejected, discarded or
+lost. The newest first; each that stays is listed once.
 """
 Global___TaskSet: typing_extensions.TypeAlias = TaskSet
 
@@ -127,7 +127,7 @@ class _GroupPlaceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     has it.
     """
     GROUP_PLACE_ENDED: _GroupPlace.ValueType  # 6
-    """The group ended outside of any batch: filtered, dropped, discarded or lost."""
+    """The group ended outside of any batch: filtered, dropped, rejected, discarded or lost."""
 
 class GroupPlace(_GroupPlace, metaclass=_GroupPlaceEnumTypeWrapper):
     """Place of a group."""
@@ -149,7 +149,7 @@ GROUP_PLACE_IN_STEP: GroupPlace.ValueType  # 5
 has it.
 """
 GROUP_PLACE_ENDED: GroupPlace.ValueType  # 6
-"""The group ended outside of any batch: filtered, dropped, discarded or lost."""
+"""The group ended outside of any batch: filtered, dropped, rejected, discarded or lost."""
 Global___GroupPlace: typing_extensions.TypeAlias = GroupPlace
 
 @typing.final
