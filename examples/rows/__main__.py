@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from examples.demo import vocabulary
@@ -47,7 +48,9 @@ def figures(batch: PaddedBatch) -> Figures:
     """Count what is in a batch, each game by its first row."""
     index = batch.trajectory_index.tolist()
     first = [i for i, trajectory in enumerate(index) if trajectory not in index[:i]]
-    moves, finished = batch.extras["moves"][first], batch.extras["finished"][first]  # type: ignore[index] # tensors
+    moves, finished = (
+        named[first] for name in ("moves", "finished") if isinstance(named := batch.extras[name], Tensor)
+    )
     won = (batch.rewards[first] > 0).float().mean().item()
     return Figures(batch.total_trajectories, len(index), moves.mean().item(), finished.mean().item(), won)
 

@@ -1,6 +1,7 @@
 """The example of rows: its game on scripted moves, and all of it on a simulated engine."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ async def played(monkeypatch: pytest.MonkeyPatch, moves: str) -> tuple[list[Row]
         return Answer(np.array(vocabulary.encode(next(left)), np.int32), -np.ones(1, np.float32), "length")
 
     monkeypatch.setattr(simulated, "answer_to", answer)
-    scene = Scene(rollout, group_size=1)
+    scene = Scene(cast("Any", rollout), group_size=1)
     assert await scene.run()
     header, columns = scene.group()
     assert {sample.trajectory for sample in header.samples} <= {0, 1}

@@ -206,8 +206,8 @@ def _check_group(evaluation: Evaluation, task: Task, facts: GroupFacts) -> Pushe
         return _named(facts, "task_id", facts.task_id, f"{task.task_id}, the task of the lease")
     if facts.incarnation:
         return _named(facts, "incarnation", facts.incarnation, "0 for the task of an evaluation")
-    if (found := facts.trajectories or facts.samples) != task.group_size:
-        what = f"{found} {'samples' if found == facts.samples else 'trajectories'}"
+    if (size := facts.trajectories or facts.samples) != task.group_size:
+        what = f"{size} {'samples' if size == facts.samples else 'trajectories'}"
         return _named(facts, "samples", what, f"{task.group_size}, the group_size of the task")
     if (head, tail) != (version, version):
         found = f"versions {head.term}.{head.version} to {tail.term}.{tail.version}"

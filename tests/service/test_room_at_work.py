@@ -103,7 +103,8 @@ class SlowStore:
         checksum = group_checksum(b"", payload_checksum(bytes(PAYLOAD_BYTES)))
         keys = [payload_key("r", i.to_bytes(16, "big"), checksum, MESSAGE_BYTES) for i in range(12)]
         shard = [ops.ShardGroup(f"g{i}/0", key, i, 0, 0) for i, key in enumerate(keys)]
-        totals = dict.fromkeys((f"total_{what}" for what in ("groups", "samples", "tokens", "trajectories")), 12)
+        counted = ("groups", "samples", "tokens", "trajectories")
+        totals: dict[str, Any] = dict.fromkeys((f"total_{what}" for what in counted), 12)
         rest: dict[str, Any] = {
             "staleness_sum": 0,
             "staleness_max": 0,
