@@ -145,12 +145,12 @@ end
 
 -- No payload is left: the indexes go at once, and with them the name under which they were found.
 local names = {
-  'subqueues', 'environments', 'env_ledger', 'env_work', 'response_lengths', 'snapshots', 'steps', 'micro_batches', 'chunks',
-  'rejected', 'gathered', 'tasks', 'specs', 'delayed', 'leases', 'lease_heads', 'lease_turns', 'pending_environments', 'waiting',
-  'staging', 'workers', 'workers_heard', 'engines', 'engines_heard', 'engine_counters', 'engine_reloads', 'load_lags',
-  'permits', 'permit_line', 'ended', 'failures', 'remembered', 'manifests', 'commits', 'record', 'eval_open',
-  'eval_leases', 'eval_manifests', 'relaying', 'weights_from', 'blobs', 'engine_samples', 'stages', 'stage_held',
-  'stage_leases', 'stage_workers', 'test_now', 'deleting',
+  'subqueues', 'environments', 'env_ledger', 'env_work', 'response_lengths', 'snapshots', 'steps', 'micro_batches',
+  'chunks', 'rejected', 'gathered', 'tasks', 'specs', 'delayed', 'leases', 'lease_heads', 'lease_turns',
+  'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard', 'engines', 'engines_heard',
+  'engine_counters', 'engine_reloads', 'load_lags', 'permits', 'permit_line', 'ended', 'failures', 'remembered',
+  'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_manifests', 'relaying', 'weights_from', 'blobs',
+  'engine_samples', 'stages', 'stage_held', 'stage_leases', 'stage_workers', 'test_now', 'deleting',
 }
 for _, name in ipairs(subqueues) do
   names[#names + 1] = 'q:' .. name
