@@ -18,7 +18,17 @@ from rollout_buffer.v1 import (
     weights_pb2,
 )
 
-FILES = (runs_pb2, tasks_pb2, groups_pb2, payloads_pb2, batches_pb2, weights_pb2, evaluations_pb2, inspect_pb2, stages_pb2)
+FILES = (
+    runs_pb2,
+    tasks_pb2,
+    groups_pb2,
+    payloads_pb2,
+    batches_pb2,
+    weights_pb2,
+    evaluations_pb2,
+    inspect_pb2,
+    stages_pb2,
+)
 
 METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method

@@ -46,7 +46,11 @@ FULL = Policy(
     retained_steps=4,
     preset="miles",
     order="stalest_first",
-    environments={"easy": 1, "hard": Environment(share=0, priority=3), "": Environment(priority=0, starts_per_minute=90, start_burst=4)},
+    environments={
+        "easy": 1,
+        "hard": Environment(share=0, priority=3),
+        "": Environment(priority=0, starts_per_minute=90, start_burst=4),
+    },
     staleness_measure="mean",
     max_incarnations=3,
     cancel_stale_leases=False,
