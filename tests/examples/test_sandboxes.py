@@ -26,7 +26,8 @@ async def test_refused_sandbox_is_tried_again_and_a_missing_number_is_trained(mo
     monkeypatch.setattr(programs, "squared", squared)
     # By the numbers of letters that the model wrote, which differ.
     monkeypatch.setattr(programs, "number_of", lambda text: "7" if len(text) % 2 else "")
-    scene = Scene(load_rollout("examples.sandboxes.programs:rollout").function, environment="program", group_size=8)
+    assert not load_rollout("examples.sandboxes.programs:rollout").resumable
+    scene = Scene(programs.rollout, environment="program", group_size=8)
     scene.engine.options = replace(scene.engine.options, answers=AnswerOptions(length_median=10, length_sigma=0.5))
     assert await scene.run()
     kinds = Counter((sample.failure, len(sample.turns)) for sample in scene.group()[0].samples)
