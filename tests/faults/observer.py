@@ -39,20 +39,23 @@ async def recording(history: History, target: str, run_id: str) -> None:
 
 
 def _event(record: runs_pb2.Record) -> list[object]:
-    kind = record.WhichOneof("event")
-    if kind == "accepted":
-        return [kind, record.accepted.group_id, record.accepted.state]
-    if kind == "moved":
-        return [kind, record.moved.group_id, record.moved.state]
-    if kind == "micro_batch":
-        return [kind, record.micro_batch.step, record.micro_batch.micro_batch, list(record.micro_batch.group_ids)]
-    if kind == "submitted":
-        return [kind, record.submitted.task_id]
-    if kind == "failed":
-        return [kind, record.failed.group_id]
-    if kind == "rewarded":
-        return [kind, record.rewarded.group_id]
-    return [kind, record.trained.committed_steps]
+    match record.WhichOneof("event"):
+        case "accepted":
+            own: list[object] = [record.accepted.group_id, record.accepted.state]
+        case "moved":
+            own = [record.moved.group_id, record.moved.state]
+        case "micro_batch":
+            step = record.micro_batch
+            own = [step.step, step.micro_batch, list(step.group_ids)]
+        case "submitted":
+            own = [record.submitted.task_id]
+        case "failed":
+            own = [record.failed.group_id]
+        case "rewarded":
+            own = [record.rewarded.group_id]
+        case _:
+            own = [record.trained.committed_steps]
+    return [record.WhichOneof("event"), *own]
 
 
 async def last_looks(trainer: Trainer, addresses: list[str]) -> None:
