@@ -21,7 +21,7 @@ from tests.support.written import write
 
 ANSWER_S = 30.0
 """A call that waits for nothing has its answer by then, or the service hangs."""
-WAITS = frozenset({"LeaseTasks", "PushGroup", "PullBatch", "ReadEvaluation"})
+WAITS = frozenset({"LeaseGroups", "LeaseTasks", "PushGroup", "PullBatch", "ReadEvaluation"})
 WAIT_S = 0.3
 """Longest time of streams and waits, which may have no end; and now and then"""
 NO_TIME_S = 0.001

@@ -111,6 +111,10 @@ class World:
         if name == "LeaseTasksResponse":
             self.leases += [(lease.task.task_id, lease.lease_id, lease.incarnation) for lease in reply.leases]
             del self.leases[:-32]
+        elif name == "LeaseGroupsResponse":
+            ids = [(lease.lease_id, *lease.group_id.split("/")) for lease in reply.leases]
+            self.leases += [(task_id, lease_id, int(incarnation)) for lease_id, task_id, incarnation in ids]
+            del self.leases[:-32]
         elif name == "SubmitTasksResponse":
             self.cursor = reply.cursor
         elif name == "ResumeResponse":

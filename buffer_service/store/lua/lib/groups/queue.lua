@@ -10,8 +10,8 @@
 -- Hash `subqueues` names those that are not empty.
 --
 -- ctx.subqueues, subqueue_by: subqueues that this call has met, in a list, and by environment and priority;
--- all_subqueues: true once these are all; queued, staged: groups that batches may take, those in stages; window: the sequence from which on no group
--- may be taken, nil for none (MicroBatches).
+-- all_subqueues: true once these are all; queued, staged: groups that batches may take, those in stages; window: the
+-- sequence from which on no group may be taken, nil for none (MicroBatches).
 
 -- @include record
 -- @include blocks

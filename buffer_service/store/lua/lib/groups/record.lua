@@ -3,8 +3,8 @@
 -- of G_TERM, the run's term when the record was written; Record.clamp brings them up to date.
 --
 -- Groups of a run with stages have three fields more: G_STAGE is the stage in which a group waits, with a * where a
--- worker holds it, or false; G_TRIES how often that failed; G_ADDED what stages have added, {name, payload key} each, in
--- order.
+-- worker holds it, or false; G_TRIES how often that failed; G_ADDED what stages have added, in order, {name, payload
+-- key} each.
 --
 -- ctx.raw_records: packed records as they were read, by record. Record.clamp alone changes a record, and these did
 -- not need it.

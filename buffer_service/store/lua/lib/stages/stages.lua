@@ -201,8 +201,8 @@ function Stages.score(ctx, group, pushed)
   return Filters.ended_by(ctx.policy, pushed, 'rewards')
 end
 
--- What becomes of columns that are pushed for a stage: 'added' | 'filtered' | 'duplicate' | 'closed' | 'unknown_lease' |
--- an answer of `missing`, or {field, value, limit}. And true when this very payload was taken by an earlier call.
+-- What becomes of columns that are pushed for a stage: 'added' | 'filtered' | 'duplicate' | 'closed' |
+-- 'unknown_lease' | an answer of `missing`, or {field, value, limit}. And true when an earlier call took this payload.
 -- `missing`: see push.lua.
 function Stages.take(ctx, pushed, missing)
   local payload = pushed[P_PAYLOAD]
