@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from buffer_wire.errors import BatchNotReady, InvalidField, NotCommitted, RunExists, StaleTerm, UnknownRun
-from rollout_buffer.v1 import common_pb2, weights_pb2, weights_pb2_grpc
+from rollout_buffer.v1 import common_pb2, groups_pb2, weights_pb2, weights_pb2_grpc
 from tests.support.push import GroupArrays, Pusher, PushingWorker, arrays_for
 from tests.support.service import ServiceProcess
+from tests.trainer_client.collate.test_rows import of_rows
 from trainer_client import (
     AsyncBufferClient,
     BufferClient,
@@ -83,6 +85,32 @@ def test_groups_come_out_as_they_went_in(service: ServiceProcess, client: Buffer
     assert (ledger.groups.accepted.groups, ledger.groups.delivered.groups) == (6, 6)
     assert client.commit(run_id, term=1, through_step=1) == 2
     assert client.ledger(run_id).groups.trained.groups == 6
+
+
+def test_trajectories_are_counted_once_however_many_rows_they_have(
+    service: ServiceProcess, client: BufferClient, run_id: str
+) -> None:
+    policy = Policy(batch_groups=4, max_queued_groups=8, micro_batch_groups=1, filter_equal_rewards=True)
+    client.create_run(run_id, policy)
+    alike = [replace(sample, reward=1.0) for sample in of_rows("t3").samples]
+    groups = [of_rows("t0"), arrays_for("t1", group_size=2), of_rows("t2"), replace(of_rows("t3"), samples=alike)]
+    plain = [replace(sample, reward=float(i)) for i, sample in enumerate(groups[1].samples)]
+    groups[1] = replace(groups[1], samples=plain)
+    with Pusher(service.address, run_id) as pusher:
+        outcomes = pusher.push(*groups, of_rows("t4"))
+    assert outcomes == [1, 1, 1, groups_pb2.PUSH_OUTCOME_FILTERED, 1]
+    counted = []
+    for micro_batch in range(4):
+        info = client.pull(run_id, term=1, step=0, micro_batch=micro_batch, timeout_s=10).info
+        counted.append((info.total_samples, info.total_trajectories))
+    assert counted == [(5, 2), (7, 4), (12, 6), (17, 8)]
+    assert client.ledger(run_id).balanced
+    # A group given back takes its trajectories along.
+    client.reject(run_id, term=1, step=0, group_ids=["t0/0"], reason="bad")
+    with Pusher(service.address, run_id) as pusher:
+        pusher.push(arrays_for("t5", group_size=1))
+    info = client.pull(run_id, term=1, step=0, micro_batch=4, timeout_s=10).info
+    assert (info.total_samples, info.total_trajectories, info.final) == (13, 7, True)
 
 
 def test_a_batch_of_many_messages_comes_out_whole(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
