@@ -30,7 +30,7 @@ from trainer_client.objectives import policy_gradient_loss, selected_logprobs, t
 from trainer_client.publish import FilesPublisher
 
 RUN_ID = "vision"
-POLICY = Policy(batch_groups=16, max_queued_groups=16, overflow_action="drop_oldest", max_staleness=2)
+POLICY = Policy(batch_groups=16, max_queued_groups=16, max_staleness=2)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,8 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{'step':>5} {'right':>6} {'|trainer - engine| in log-probability':>38}")
                 for step, row in enumerate(train(model, address, scratch, options.steps, process)):
                     if step == 0 or step % 5 == 4:
-                        print(f"{step:>5} {row['right']:>6.3f} {row['apart']:>38.2g}", flush=True)
+                        apart = "no token" if np.isnan(row["apart"]) else f"{row['apart']:.2g}"
+                        print(f"{step:>5} {row['right']:>6.3f} {apart:>38}", flush=True)
     return 0
 
 
