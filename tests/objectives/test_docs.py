@@ -51,7 +51,7 @@ def examples() -> list[str]:
 @pytest.mark.timeout(300)
 def test_the_pages_examples_run_in_order(tmp_path: Path) -> None:
     blocks = examples()
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     model = Qwen3ForCausalLM.from_pretrained(write_recorded_model(tmp_path / "model"), dtype=torch.float32)
     policy = Policy(batch_groups=4, micro_batch_groups=2, overflow_action="block")
     with (
