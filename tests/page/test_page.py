@@ -154,9 +154,10 @@ def test_errors_from_outside_are_text_and_nothing_else(screen: Screen, named: Na
 ENVIRONMENTS = """async (name) => {
   const { showEnvironments } = await import("/page/ledger.js");
   const states = ["accepted", "queued", "delivered", "trained", "dropped_overflow", "dropped_stale", "recycled"];
-  const all = [...states, "filtered", "discarded", "lost"];
+  const all = [...states, "filtered", "rejected", "discarded", "lost"];
   const ledger = Object.fromEntries(all.map((state, index) => [state, { groups: index }]));
-  showEnvironments({ environments: { [name]: ledger }, evaluations: [] });
+  const work = { environment: name, starts: 11, failed_attempts: 12, failed_samples: 13, limited_for_ms: 1500 };
+  showEnvironments({ environments: { [name]: ledger }, environment_work: [work], evaluations: [] });
 }"""
 
 
@@ -167,7 +168,10 @@ def test_names_of_environments_are_text_too(screen: Screen) -> None:
     screen.page.evaluate(ENVIRONMENTS, HOSTILE)
     cells = screen.at("#environments-rows tr").first
     assert cells.locator("th").text_content() == HOSTILE
-    assert cells.locator("td").all_text_contents() == ["0", "1", "2", "3", str(4 + 5 + 6 + 7 + 8 + 9)]
+    assert cells.locator("td").all_text_contents() == [
+        *("0", "1", "2", "3", str(4 + 5 + 6 + 7 + 8 + 9 + 10)),
+        *("11", "12", "13", "in 1.5 s"),
+    ]
     assert screen.at("#board img").count() == 0
 
 

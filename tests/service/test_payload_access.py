@@ -128,7 +128,7 @@ async def test_an_old_trouble_does_not_hide_why_a_client_is_offered_nothing() ->
         run = Run(store)
         await run.create()
         unused: Any = None
-        servicer = PayloadServicer(store, Settings().for_rpc(), parts=unused, slots=unused)
+        servicer = PayloadServicer(store, Settings().for_rpc(), parts=unused, blobs=unused, slots=unused)
         ref = common_pb2.RunRef(run_id=run.run_id)
         request = payloads_pb2.PayloadAccessRequest(run=ref, client_id="w", trouble="refused")
         access = await servicer.GetWriteAccess(request, cast("Any", Elsewhere()))
