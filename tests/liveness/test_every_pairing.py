@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from buffer_service.domain import admission
+from buffer_service.domain.admission import capacity as least_room
 from buffer_service.domain.liveness import most_batch_groups
 from buffer_service.domain.ops import Publish, Published
 from buffer_service.domain.policy import OverflowAction, RunPolicy
@@ -140,7 +140,7 @@ def test_a_lookahead_without_room_for_what_a_step_lacks_is_found(monkeypatch: py
     policy, habits = RunPolicy(batch_groups=N, max_staleness=0, max_lookahead=0), Habits(gives_back=True)
     simulation = train(policy, seed=1, habits=habits)
     assert simulation.model.view("run").groups["rejected"].groups > 0
-    capacity: Callable[..., int | None] = admission.capacity
+    capacity: Callable[..., int | None] = least_room
     monkeypatch.setattr(leasing, "capacity", lambda policy, **counts: capacity(policy, **{**counts, "missing": 0}))
     with pytest.raises(Stuck):
         train(policy, seed=1, habits=habits)
