@@ -40,7 +40,8 @@ def test_what_stages_add_comes_with_the_batch(service: ServiceProcess, client: B
 
     def values(group: Group) -> Added:
         ranks = [sample.extras["ranks"] for sample in group.samples]
-        return Added(tokens={"values": [2 * each for each in ranks]}, samples={"best": list(np.array([[1], [2]], np.float32))})
+        best = list(np.array([[1], [2]], np.float32))
+        return Added(tokens={"values": [2 * each for each in ranks]}, samples={"best": best})
 
     assert serve(service, run_id, "values", values, 2) == 2
     batch = client.pull(run_id, term=1, step=0, timeout_s=10)
