@@ -16,7 +16,6 @@ from buffer_wire.images.reading import ImageRules
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions, Source, check, is_positive
 from rollout_workers.engine.registry import KINDS, SERVERS, Kind
 from rollout_workers.engine.types import PauseMode, PrefixCache
-from rollout_workers.generation.limits import parsed
 
 EVALUATIONS = ("also", "never", "only")
 """Choices for evaluations: a worker takes their tasks beside the training's, never, or only them."""
@@ -280,7 +279,6 @@ class WorkerOptions:
         check("max_sample_attempts", self.max_sample_attempts, lambda n: 1 <= n <= 100, "1 to 100")
         check("keep_versions", self.keep_versions, lambda n: 1 <= n <= 1_000, "1 to 1,000")
         check("pause_mode", self.pause_mode, lambda m: m in list(PauseMode), f"one of {', '.join(PauseMode)}")
-        parsed(self.environment_limits)
         check("prefix_cache", self.prefix_cache, lambda c: c in list(PrefixCache), f"one of {', '.join(PrefixCache)}")
         if self.evaluations == "only":
             # Its engines go back to older weights, under whose labels there is what newer ones have computed.

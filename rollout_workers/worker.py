@@ -98,6 +98,7 @@ class Worker:
         if options.reward_processes and is_coroutine(self._reward):
             raise InvalidField("reward_processes", options.reward_processes, "0: the reward function is a coroutine")
         self._rollout = rollout or rollout_of(options)
+        self._environment_limits = parsed(options.environment_limits)
         self._hosts = hosts if hosts is not None else hosts_of(options)
         self._stop = asyncio.Event()
         self._drivers: list[Driver] = []
@@ -212,7 +213,7 @@ class Worker:
             self.counters,
             LimitsOfTasks(
                 Limits(options.generate_timeout_s, options.reward_timeout_s, options.max_sample_attempts),
-                parsed(options.environment_limits),
+                self._environment_limits,
             ),
             self._rollout,
             options.surplus_samples,

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 
 from buffer_service.domain.evaluations import FAILURES_SHOWN, MAX_ATTEMPTS, MAX_EVALUATIONS, MAX_STORED_BYTES
 from buffer_service.domain.ops import groups
@@ -74,8 +75,9 @@ def render_transitions(name: str, transitions: Mapping[str, frozenset[str]]) -> 
 
 
 def render_states(name: str, states: Iterable[str]) -> str:
-    """Names of states as a Lua local: words in one string."""
-    return f"local {name} = '{' '.join(map(str, states))}'"
+    """Names of states as a Lua local: words in one string, some to a line."""
+    lines = wrap(" ".join(map(str, states)), 100, break_on_hyphens=False)
+    return f"local {name} = " + " ..\n  ' ' .. ".join(f"'{line}'" for line in lines)
 
 
 def render_places(name: str, names: Iterable[str]) -> str:

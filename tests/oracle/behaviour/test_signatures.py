@@ -15,6 +15,8 @@ NOT_OF_ONE_RUN = {"call", "close", "facts", "payload_place", "sweep"}
 OF_ACCESS = {"note_client", "payload_user"}
 # Payloads part by part, for who cannot reach the store: tests/service/test_parts.py.
 OF_PARTS = {"read_part", "write_part"}
+# Images of tasks, on which no decision depends: tests/service/test_images.py.
+OF_BLOBS = {"read_blob", "write_blob"}
 # Two operations of the model in one call: tests/service/test_pulls_that_commit.py.
 JOINED = {"commit_and_checkpoint"}
 # What a controller's decision is made of, which the model is handed: tests/store/test_steering.py.
@@ -31,7 +33,7 @@ def test_the_model_has_the_operation_of_the_port(operation: str) -> None:
     assert inspect.signature(getattr(ReferenceModel, operation)) == inspect.signature(getattr(RunStore, operation))
 
 
-@pytest.mark.parametrize("operation", sorted(functions(commands) - LOOKS - OF_ACCESS - JOINED - OF_STEERING))
+@pytest.mark.parametrize("operation", sorted(functions(commands) - LOOKS - OF_ACCESS - OF_BLOBS - JOINED - OF_STEERING))
 def test_the_model_has_the_operation_of_the_command(operation: str) -> None:
     modelled = inspect.signature(getattr(ReferenceModel, operation))
     commanded = inspect.signature(getattr(commands, operation))

@@ -1,8 +1,8 @@
 -- Assembled steps and the micro-batches that they are made of. A whole batch is a step of one micro-batch; a step that
 -- is still open (streaming) is `next_step`, with state.micro_batches > 0 micro-batches closed.
 --
--- hash `steps`, step → header (msgpack map): train_version, target, micro (0: whole), budget (tokens), equal (1 or 0),
--- micro-batches (closed), missing (groups that a complete step is still to get for rejected ones, absent for none;
+-- hash `steps`, step → header (msgpack map): train_version, target, micro (0: whole), budget (tokens), equal (1 or
+-- 0), micro-batches (closed), missing (groups that a complete step is still to get for rejected ones, absent for none;
 -- state.missing is the sum over steps that are not committed), and of the groups that it has now: groups, samples,
 -- tokens, bytes, environments ({environment = {groups, samples, tokens, bytes}}). Whether they are forming, delivered
 -- or trained follows from next_step and committed_steps. hash `micro_batches`, "step/micro-batch" → msgpack map: own
