@@ -76,7 +76,7 @@ def render_transitions(name: str, transitions: Mapping[str, frozenset[str]]) -> 
 
 def render_states(name: str, states: Iterable[str]) -> str:
     """Names of states as a Lua local: words in one string, some to a line."""
-    lines = wrap(" ".join(map(str, states)), 100, break_on_hyphens=False)
+    lines = wrap(" ".join(map(str, states)), 90, break_on_hyphens=False)
     return f"local {name} = " + " ..\n  ' ' .. ".join(f"'{line}'" for line in lines)
 
 
