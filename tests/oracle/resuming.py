@@ -51,6 +51,7 @@ def resume(run: RunState, request: Resume) -> Resumed:
     if run.rolled_back:
         run.revision = max(run.revision, run.seen_revision)
         run.sequence += LOST_SEQUENCES
+        run.stage_leases += LOST_SEQUENCES
         run.rolled_back, run.seen_revision = False, 0
     run.changed = True
     reply = Resumed(

@@ -30,6 +30,7 @@ from tests.oracle.rules.identity import group_id
 from tests.oracle.state import RunState
 
 EXPIRIES_PER_LEASE = 100
+REMEMBERED_WORKERS = 256
 
 _LEASE = re.compile(r"([^/]+)/(0|[1-9]\d{0,14})/([a-z0-9_]+):([1-9]\d{0,14})", re.ASCII)
 
@@ -47,6 +48,7 @@ def lease(run: RunState, ask: StageAsk) -> StageLeased:
             hold = group.hold
             if hold and group.stage == ask.stage and hold.worker_id == ask.worker_id:
                 _go_back(run, group)
+        _forget_workers(run)
         run.stage_workers[worker] = ask.instance_id, "", []
     elif request_id == ask.request_id:
         kept = [
@@ -66,6 +68,13 @@ def lease(run: RunState, ask: StageAsk) -> StageLeased:
     if picked:
         run.stage_workers[worker] = ask.instance_id, ask.request_id, [(one, one.hold) for one in picked if one.hold]
     return _leased(run, ask.stage, picked)
+
+
+def _forget_workers(run: RunState) -> None:
+    """Forget workers that hold nothing, once they are many."""
+    if len(run.stage_workers) >= REMEMBERED_WORKERS:
+        holding = {(group.stage, group.hold.worker_id) for group in held(run) if group.hold}
+        run.stage_workers = {worker: known for worker, known in run.stage_workers.items() if worker in holding}
 
 
 def extend(run: RunState, worker_id: str, instance_id: str, lease_id: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction
-from buffer_wire.errors import RunPaused
+from buffer_wire.errors import RunPaused, StoreRolledBack
 from tests.store.driver import Run, claim
 from tests.store.test_filter import recorded
 
@@ -253,3 +253,36 @@ async def test_a_run_that_drains_waits_for_groups_in_stages(run: Run) -> None:
     await run.batch(0)
     with pytest.raises(RunPaused, match="drained"):
         await run.pull(1)
+
+
+async def test_a_first_release_must_not_go_on_with_a_run_that_has_stages(run: Run) -> None:
+    """It would give what it accepts to batches at once."""
+    await run.create()
+    assert (await run.hash("run"))["layout"].isdigit()
+    await run.store.call(commands.update_policy(run.run_id, replace((await run.view()).policy, stages=(REF,))))
+    assert not (await run.hash("run"))["layout"].isdigit()
+    await run.store.delete_run(run.run_id)
+    await run.create(stages=(REF,))
+    assert not (await run.hash("run"))["layout"].isdigit()
+
+
+async def test_numbers_of_lost_leases_are_not_given_again(run: Run) -> None:
+    """Whoever still works under one must not be taken for who holds the group now."""
+    await run.create(stages=(REF,))
+    await run.fill("a")
+    with pytest.raises(StoreRolledBack):
+        await run.pull(0, seen=(await run.view()).revision + 1)
+    await run.resume()
+    assert [lease.lease_id for lease in await leased(run, REF)] == ["a/0/reference:100000001"]
+    await run.check()
+
+
+async def test_workers_of_a_stage_that_hold_nothing_are_forgotten_when_they_are_many(run: Run) -> None:
+    await run.create(stages=(REF,), max_queued_groups=8)
+    await run.fill("a")
+    held = await leased(run, REF, worker="busy", request_id="r")
+    for number in range(300):
+        await ask(run, REF, worker=f"w{number}")
+    assert len(await run.hash("stage_workers")) <= 256
+    assert await leased(run, REF, worker="busy", request_id="r") == held
+    await run.check()

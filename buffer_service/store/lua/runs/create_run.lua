@@ -41,5 +41,5 @@ ctx.state = {
 call('HSET', RUN, 'layout', '$SCHEMA_VERSION', 'policy', pack(ctx.policy), 'now', format('%d', ctx.now),
   'secret', ctx.secret)
 Run.write(ctx)
-Run.mark_limits(ctx.policy)
+Run.mark_policy(ctx.policy)
 return reply('created')

@@ -49,7 +49,7 @@ for name, value in pairs(wished) do
 end
 if ctx.changed then
   call('HSET', RUN, 'policy', pack(policy))
-  Run.mark_limits(policy)
+  Run.mark_policy(policy)
   Totals.forget_snapshots()
   if not Tasks.heads_are_awaited(ctx) then
     call('DEL', key('lease_heads'))

@@ -45,13 +45,16 @@ local function grant_of(group, number)
 end
 
 if worker[1] ~= instance_id then
-  local flat = call('HGETALL', key('stage_held'))
+  local holding, flat = {}, call('HGETALL', key('stage_held'))
   for index = 1, #flat, 2 do
     local held = unpack_msg(flat[index + 1])
     if held[2] == stage and held[3] == worker_id then
       Stages.give_up(ctx, flat[index], held, false)
+    else
+      holding[held[2] .. '/' .. held[3]] = true
     end
   end
+  Stages.forget_workers(holding)
   worker = {instance_id, '', {}}
   call('HSET', key('stage_workers'), place, pack(worker))
 elseif worker[2] == request_id then

@@ -21,8 +21,8 @@ function Resuming.rewind_publishes(step)
   return tonumber(call('ZREVRANGEBYSCORE', commits, at_step, '-inf', 'LIMIT', 0, 1)[1] or '0')
 end
 
--- More numbers than a store can have lost: the ids that the run gives to tasks are counted by them, and whoever still
--- works on a lost task must not be taken for the worker of a new one.
+-- More numbers than a store can have lost: the ids that the run gives to tasks, and leases of stages, are counted by
+-- them, and whoever still works on a lost one must not be taken for the worker of a new one.
 Resuming.LOST_SEQUENCES = 100000000
 
 function Resuming.forgive_loss(ctx)
@@ -30,6 +30,7 @@ function Resuming.forgive_loss(ctx)
   if state.paused == 'store_rolled_back' then
     state.paused = ''
     state.sequence = state.sequence + Resuming.LOST_SEQUENCES
+    state.stage_leases = (state.stage_leases or 0) + Resuming.LOST_SEQUENCES
   end
 end
 

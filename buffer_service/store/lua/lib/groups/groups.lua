@@ -37,7 +37,6 @@ function Groups.begin_stages(ctx, group)
   if not first then
     return false
   end
-  Run.refuse_first_release()
   group[G_STAGE], group[G_TRIES], group[G_ADDED] = first, 0, {}
   ctx.topics.stages = true
   return true

@@ -77,18 +77,20 @@ function Run.check_layout(found)
 end
 
 -- Gives a run the layout that services of 0.1.0 refuse, from when it has what they would damage: payloads in parts,
--- which they would take for lost; turns (Tasks.turn), beside which they would number groups on their own; or rejected
--- groups, which they would not make up for.
+-- which they would take for lost; turns (Tasks.turn), beside which they would number groups on their own; rejected
+-- groups, which they would not make up for; or what Run.mark_policy names.
 function Run.refuse_first_release()
   call('HSET', RUN, 'layout', '$SCHEMA_VERSIONp')
 end
 
--- Their rules of environments have no limits.
-function Run.mark_limits(policy)
+-- Their rules of environments have no limits, and what they accept passes no stages.
+function Run.mark_policy(policy)
+  local is_theirs = not policy.stages[1]
   for _, rule in ipairs(policy.environments) do
-    if rule[4] then
-      Run.refuse_first_release()
-    end
+    is_theirs = is_theirs and not rule[4]
+  end
+  if not is_theirs then
+    Run.refuse_first_release()
   end
 end
 

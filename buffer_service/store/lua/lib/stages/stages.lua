@@ -170,6 +170,23 @@ function Stages.grant(ctx, group, member, stage, worker, instance)
   return number
 end
 
+-- Workers that are remembered though they hold nothing: of these a repeated request is answered with nothing.
+Stages.REMEMBERED_WORKERS = 256
+
+-- Forgets the workers of stages that hold nothing, once they are many. `holding`: {place in `stage_workers` = true}.
+function Stages.forget_workers(holding)
+  local workers, idle = key('stage_workers'), {}
+  if call('HLEN', workers) < Stages.REMEMBERED_WORKERS then
+    return
+  end
+  for _, place in ipairs(call('HKEYS', workers)) do
+    if not holding[place] then
+      idle[#idle + 1] = place
+    end
+  end
+  call_many('HDEL', workers, idle)
+end
+
 -- Groups of stages that `named` does not name go on, as ctx.policy says, at most `limit`; returns how many.
 function Stages.leave_unnamed(ctx, named, limit)
   local names, done = {}, 0
