@@ -88,6 +88,8 @@ def test_evaluations_keep_a_pool_up(rpc: Rpc, scaler: Callable[..., Scaler]) -> 
         timeout=TIMEOUT_S,
     )
     assert (scaler(run=run.run_id).active(), scaler(run=run.run_id).wanted()) == (True, 2)
+    rpc.runs.PauseRun(runs_pb2.PauseRunRequest(run=run.ref), timeout=TIMEOUT_S)
+    assert scaler(run=run.run_id).wanted() == 0, "a paused run leases no evaluations"
 
 
 def test_worth_of_a_pod_is_the_triggers(scaler: Callable[..., Scaler]) -> None:

@@ -93,9 +93,11 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
             _, evaluations = await self.store.call(commands.evaluations(run_id))
         except UnknownRun:
             return 0
-        evaluated = sum(evaluation.pending + evaluation.leased for evaluation in evaluations)
-        held = bool(view.paused or view.draining)
-        return waits.leased + evaluated + (0 if held else _leasable(waits))
+        leased = waits.leased + sum(evaluation.leased for evaluation in evaluations)
+        if view.paused:
+            return leased
+        pending = sum(evaluation.pending for evaluation in evaluations)
+        return leased + pending + (0 if view.draining else _leasable(waits))
 
 
 def _leasable(waits: Waits) -> int:
