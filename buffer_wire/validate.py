@@ -67,8 +67,8 @@ def has_rows(samples: Iterable[pb.Sample]) -> bool:
 def check_group(
     header: pb.GroupHeader, payload_len: int | None, *, partial_rollout: bool = False, of_stage: bool = False
 ) -> GroupSummary:
-    """Check a group, or a partial rollout (whose samples may be unfinished or empty), or what a stage adds to a group
-    (columns of other names alone). `payload_len` in bytes; None: the payload is not here.
+    """Check a group, a partial rollout, whose samples may be unfinished or empty, or what a stage adds. That is columns
+    of other names alone. `payload_len` in bytes; None: the payload is not here.
 
     The service does this for every push, so the ordinary case reads each field once. A header that fails is checked
     again, slowly, for an error that names the field.

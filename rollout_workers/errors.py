@@ -121,7 +121,7 @@ class EnginesLost(WorkerError):
 
 
 class InfrastructureError(WorkerError):
-    """What a reward or rollout function needs does not work: a sandbox, a judge, an API. The sample is tried again, and
+    """A sandbox, a judge or an API that a reward or rollout function needs does not work. The sample is tried again,
     then its task; it is never trained. Any other exception but PolicyError counts as this one. `retry_after_s`: seconds
     until another attempt makes sense, at most 600; 0: the worker's own back-off.
     """

@@ -38,7 +38,7 @@ class Environment(NamedFields):
     starts_per_minute: int | None = None
     """Tasks that may be leased a minute, over all workers, 1 to 1,000,000; others go past. None: any number."""
     start_burst: int | None = None
-    """Of these, how many at once after a pause; None: 1, which spaces them evenly."""
+    """Number of these at once after a pause; None: 1, which spaces them evenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

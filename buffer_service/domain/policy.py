@@ -82,7 +82,7 @@ class EnvironmentRule:
     starts_per_minute: int = UNSET
     """Leases of its tasks that may be given a minute, over all workers, 1 to 1,000,000; evaluations go apart."""
     start_burst: int = UNSET
-    """Of these, how many at once after a pause, 1 to 1,000,000; unset: 1. With starts_per_minute alone."""
+    """Number of these at once after a pause, 1 to 1,000,000; unset: 1. With starts_per_minute alone."""
 
     def to_store(self) -> list[object]:
         """The rule as the scripts read it; those without a limit as services of 0.1.0 know them."""

@@ -174,7 +174,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         return failure.code
 
     def _told(self, method: str, error: RolloutBufferError, context: Context) -> RolloutBufferError:
-        """What the caller is told: less, where its address keeps failing."""
+        """The error that the caller is told: less, where its address keeps failing."""
         if isinstance(error, Unauthenticated) and not self._gate.failed(_host(context.peer()), method, error):
             return Unauthenticated("too many calls from this address were refused")
         return error

@@ -5,6 +5,7 @@ paths. A host must have public addresses only, or be named by the rules; the con
 checked. Redirects are not followed. Neither more bytes are read than an image may have, nor are pixels decoded.
 """
 
+import contextlib
 import http.client
 import io
 import ipaddress
@@ -12,6 +13,7 @@ import os
 import socket
 import ssl
 import stat
+import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -53,9 +55,13 @@ class ImageRules:
     root: Path | None = None
     """Root of paths; None: paths are refused."""
     hosts: frozenset[str] = frozenset()
-    """Hosts that may have any address, "host" or "host:port"; others have public ones only."""
+    """Hosts that may have any address, "host" or "host:port" in any case; others have public ones only."""
     timeout_s: float = 30.0
-    """Longest time for a URL, in seconds."""
+    """Longest time for a URL, in seconds, however slowly its server answers."""
+
+    def trusts(self, host: str, port: int) -> bool:
+        """True for a host that may have any address; `host` in lower case."""
+        return not {host, f"{host}:{port}"}.isdisjoint(map(str.lower, self.hosts))
 
 
 def read_location(location: str, rules: ImageRules) -> bytes:
@@ -133,18 +139,24 @@ def _read_path(location: str, root: Path | None) -> bytes:
 def _read_url(location: str, url: SplitResult, rules: ImageRules) -> bytes:
     host = url.hostname or ""
     port = url.port or (443 if url.scheme == "https" else 80)
-    trusted = host in rules.hosts or f"{host}:{port}" in rules.hosts
     deadline = time.monotonic() + rules.timeout_s
     try:
-        address = _address(location, host, port, trusted=trusted)
+        address = _address(location, host, port, trusted=rules.trusts(host, port))
         connection = _Pinned(host, port, address, tls=url.scheme == "https", timeout_s=rules.timeout_s)
+        # A socket's timeout begins anew with every byte that comes.
+        timer = threading.Timer(max(deadline - time.monotonic(), 0.0), connection.cut)
+        timer.daemon = True
+        timer.start()
         try:
             target = f"{url.path or '/'}?{url.query}" if url.query else url.path or "/"
             connection.request("GET", target, headers={"Accept": "image/*", "User-Agent": "rollout-buffer"})
             return _body(location, connection.getresponse(), deadline)
         finally:
+            timer.cancel()
             connection.close()
     except (OSError, http.client.HTTPException) as error:
+        if time.monotonic() > deadline:
+            raise ImageUnavailable(location, f"it did not come within {rules.timeout_s:g} s") from error
         if isinstance(error, ImageUnavailable):
             raise
         raise ImageUnavailable(location, error) from error
@@ -160,8 +172,9 @@ def _body(location: str, reply: http.client.HTTPResponse, deadline: float) -> by
         read += chunk
         if len(read) > MAX_BLOB_BYTES:
             raise ImageRefused(location, f"more than {MAX_BLOB_BYTES} bytes")
-        if time.monotonic() > deadline:
-            raise ImageUnavailable(location, f"{len(read)} bytes came in the time that it has")
+    # A header alone makes an image of what was cut, and http.client does not mind.
+    if reply.length or time.monotonic() > deadline:
+        raise ImageUnavailable(location, f"its server hung up after {len(read)} bytes")
     return bytes(read)
 
 
@@ -194,8 +207,19 @@ class _Pinned(http.client.HTTPConnection):
         self.default_port = 443 if tls else 80  # what is left out of the header Host
         self._address = address
         self._context = ssl.create_default_context() if tls else None
+        self._opened: socket.socket | None = None
 
     def connect(self) -> None:
         """Connect to the address, and with TLS check that it is the host."""
-        plain = socket.create_connection((self._address, self.port), self.timeout)
-        self.sock = plain if self._context is None else self._context.wrap_socket(plain, server_hostname=self.host)
+        self.sock = self._opened = socket.create_connection((self._address, self.port), self.timeout)
+        if self._context is not None:
+            self.sock = self._opened = self._context.wrap_socket(
+                self.sock, server_hostname=self.host, do_handshake_on_connect=False
+            )
+            self.sock.do_handshake()
+
+    def cut(self) -> None:
+        """End what is under way, from another thread."""
+        if self._opened is not None:
+            with contextlib.suppress(OSError):
+                self._opened.shutdown(socket.SHUT_RDWR)

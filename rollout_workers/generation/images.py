@@ -112,13 +112,17 @@ class Images:
         if self._written < MOST_BYTES // 8:
             return
         self._written, now = 0, time.time()
-        found = [(entry.stat(), entry.path) for entry in os.scandir(self._directory)]
-        kept = sorted((stat.st_mtime, stat.st_size, path) for stat, path in found)
+        kept = []
+        for path in self._directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # Others write and delete here, too.
+                stat = path.stat()
+                kept.append((stat.st_mtime, stat.st_size, path))
+        kept.sort()
         total = sum(its for _, its, _ in kept)
         for used, its, path in kept:
             if total <= MOST_BYTES or used > now - IDLE_S:
                 return
-            Path(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             total -= its
 
 

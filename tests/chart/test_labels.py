@@ -1,4 +1,4 @@
-"""What an organisation puts on everything reaches it, and no selector."""
+"""Labels that an organisation puts on everything reach it, and no selector."""
 
 from tests.chart.helm import VALUE_SETS, documents
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 RUN, BATCH_GROUPS, STEPS = "r", 3, 24
 BAD = 9
-"""Of the tasks, those that come to nothing."""
+"""Tasks that come to nothing."""
 POLICY = Policy(
     batch_groups=BATCH_GROUPS, max_queued_groups=6, overflow_action="block", max_lookahead=1, max_attempts=20
 )

@@ -21,7 +21,7 @@ def test_no_window_has_more_starts_than_the_limit_over_kills(tmp_path: Path) -> 
     sampling = SamplingParams(max_new_tokens=8)
     tasks = [Task(group_size=1, environment="code", prompt_token_ids=[1], sampling=sampling) for _ in range(TASKS)]
     starts: list[tuple[float, float]] = []
-    """For each lease when it was asked for, and when it was there."""
+    """Times of each lease: when it was asked for, and when it was there."""
     with (
         running_service(tmp_path, rpc_processes=2) as service,
         BufferClient(service.address, ClientOptions(timeout_s=30)) as client,

@@ -34,7 +34,7 @@ class SimulatedTrainer:
         """Steps below are trained."""
         self._training = False
         self._judged = step
-        """Of the steps below, groups have been given back where they are."""
+        """Steps below have given back what they give."""
         self._size: int | None = None
         self._later(TICK_MS)
 

@@ -15,7 +15,7 @@ MINUTE_MS = 60_000
 
 @dataclass(slots=True)
 class Work:
-    """What one environment's tasks were so far."""
+    """Counts of one environment's tasks so far."""
 
     starts: int = 0
     failed_attempts: int = 0
@@ -56,7 +56,7 @@ class Starts:
         return max(0, ceil(excess * MINUTE_MS / rule.starts_per_minute))
 
     def view(self, policy: RunPolicy, now: int) -> list[EnvironmentWork]:
-        """What RunView has of it."""
+        """Part of RunView that has it."""
         return [
             EnvironmentWork(
                 name,

@@ -142,7 +142,7 @@ class RunState:
     stale_wait: tuple[int, int] = (-1, 0)
     """The step that waits, or waited, for groups in flight, and since when (ms)."""
     late_wait: tuple[int, int] = (-1, 0)
-    """The same of a complete step that lacks groups."""
+    """Complete step that lacks groups, and since when (ms)."""
     awaited: tuple[int, str, int] = (0, "", 0)
     """Groups that it waits for, the first task of them (empty where they go by their heads), and when it did last."""
     remembered: dict[str, int] = field(default_factory=dict)
@@ -291,7 +291,7 @@ class RunState:
         return min([self.train_version, *lacking[:1]])
 
     def train_version_of(self, step: int) -> int:
-        """The same of any step that no publish covers."""
+        """Version that trains on a step that no publish covers."""
         steps = step - self.published_steps
         return next_train_version(self.published.version, steps, self.policy.batches_per_publish)
 

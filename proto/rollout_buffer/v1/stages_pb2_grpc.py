@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class StageServiceStub(object):
-    """Used by workers of stages. They read a group's payloads with GetReadAccess or ReadPayload, push what they add as a
-    group (GroupHeader.lease_id names the lease), and prolong and return leases as those of tasks.
+    """Used by workers of stages. They read a group's payloads with GetReadAccess or ReadPayload, and push what they add as
+    a group, whose GroupHeader.lease_id names the lease. Leases are prolonged and returned as those of tasks.
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class StageServiceStub(object):
 
 
 class StageServiceServicer(object):
-    """Used by workers of stages. They read a group's payloads with GetReadAccess or ReadPayload, push what they add as a
-    group (GroupHeader.lease_id names the lease), and prolong and return leases as those of tasks.
+    """Used by workers of stages. They read a group's payloads with GetReadAccess or ReadPayload, and push what they add as
+    a group, whose GroupHeader.lease_id names the lease. Leases are prolonged and returned as those of tasks.
     """
 
     def LeaseGroups(self, request, context):
@@ -72,8 +72,8 @@ def add_StageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StageService(object):
-    """Used by workers of stages. They read a group's payloads with GetReadAccess or ReadPayload, push what they add as a
-    group (GroupHeader.lease_id names the lease), and prolong and return leases as those of tasks.
+    """Used by workers of stages. They read a group's payloads with GetReadAccess or ReadPayload, and push what they add as
+    a group, whose GroupHeader.lease_id names the lease. Leases are prolonged and returned as those of tasks.
     """
 
     @staticmethod

@@ -42,8 +42,8 @@ _StageServiceLeaseGroupsType = typing_extensions.TypeVar(
 )
 
 class StageServiceStub(typing.Generic[_StageServiceLeaseGroupsType]):
-    """Used by workers of stages. They read a group's payloads with GetReadAccess or ReadPayload, push what they add as a
-    group (GroupHeader.lease_id names the lease), and prolong and return leases as those of tasks.
+    """Used by workers of stages. They read a group's payloads with GetReadAccess or ReadPayload, and push what they add as
+    a group, whose GroupHeader.lease_id names the lease. Leases are prolonged and returned as those of tasks.
     """
 
     @typing.overload
@@ -73,8 +73,8 @@ StageServiceAsyncStub: typing_extensions.TypeAlias = StageServiceStub[
 ]
 
 class StageServiceServicer(metaclass=abc.ABCMeta):
-    """Used by workers of stages. They read a group's payloads with GetReadAccess or ReadPayload, push what they add as a
-    group (GroupHeader.lease_id names the lease), and prolong and return leases as those of tasks.
+    """Used by workers of stages. They read a group's payloads with GetReadAccess or ReadPayload, and push what they add as
+    a group, whose GroupHeader.lease_id names the lease. Leases are prolonged and returned as those of tasks.
     """
 
     @abc.abstractmethod

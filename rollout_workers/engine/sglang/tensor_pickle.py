@@ -1,8 +1,8 @@
 """Tensors as SGLang takes them by value: a flattened bucket, written here without torch.
 
-The bucket is a pickled mapping of `flattened_tensor`, one tensor of bytes with the values of all, and `metadata`, each
-tensor's name, type, shape and place in it. SGLang makes views of it (FlattenedTensorBucket): one storage is read in
-place of one a tensor.
+The bucket is a pickled mapping of two. `flattened_tensor` is one tensor of bytes with the values of all; `metadata`
+has each tensor's name, type, shape and place in it. SGLang makes views of it (FlattenedTensorBucket): one storage is
+read in place of one a tensor.
 
 The stream is what `pickle.dumps` makes of such a mapping: `_rebuild_tensor_v2` over a storage that `torch.save` has
 written, which in turn is an uncompressed zip of a small pickle and the raw values. Both have been stable since torch

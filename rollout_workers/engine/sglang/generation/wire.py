@@ -113,7 +113,7 @@ class Pinned:
     """Label of the weights below it."""
 
     def asked(self, requests: Sequence[SampleRequest]) -> dict[str, Any]:
-        """What a body says beside, for these requests to run under it."""
+        """Fields of a body with which these requests run under it."""
         return {"lora_path": [self.label] * len(requests)}
 
     def spans(self, meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
