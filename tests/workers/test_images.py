@@ -4,7 +4,11 @@ import asyncio
 import base64
 import io
 import os
-from collections.abc import Sequence
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +20,14 @@ import pytest
 from PIL import Image
 
 from buffer_wire.errors import InvalidField, UnknownBlob
-from buffer_wire.images.reading import ImageRefused, ImageRules, check_image, is_public, read_location
+from buffer_wire.images.reading import (
+    ImageRefused,
+    ImageRules,
+    ImageUnavailable,
+    check_image,
+    is_public,
+    read_location,
+)
 from rollout_buffer.v1 import tasks_pb2
 from rollout_buffer.v1.groups_pb2 import ImageRef
 from rollout_workers.engine.calls import ServerOptions
@@ -97,6 +108,52 @@ def test_a_path_that_leads_elsewhere_is_refused_alike(root: Path, location: str)
 def test_urls_that_lead_to_private_addresses_or_are_odd_are_refused(location: str) -> None:
     with pytest.raises(ImageRefused):
         read_location(location, ImageRules(root=Path("/")))
+
+
+@contextmanager
+def said_by_a_server(reply: bytes, drip_s: float = 0.0) -> Iterator[str]:
+    """A URL whose server says this to whoever asks, byte for byte with `drip_s`, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            asked, _ = server.accept()
+            with asked, suppress(OSError):
+                asked.recv(4_096)
+                for part in [reply] if not drip_s else [reply[i : i + 1] for i in range(len(reply))]:
+                    asked.sendall(part)
+                    time.sleep(drip_s)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/a.png"
+    answering.join()
+
+
+def reply_of(body: bytes, length: int) -> bytes:
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n".encode() + body
+
+
+def test_an_image_whose_server_hangs_up_in_its_middle_is_not_there() -> None:
+    rules = ImageRules(hosts=frozenset({"127.0.0.1"}))
+    with said_by_a_server(reply_of(png(), len(png()))) as url:
+        assert read_location(url, rules) == png()
+    with said_by_a_server(reply_of(png(), len(png()) + 1)) as url, pytest.raises(ImageUnavailable, match="hung up"):
+        read_location(url, rules)
+
+
+@pytest.mark.parametrize("reply", [reply_of(b"x" * 100, 100), b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 100])
+def test_a_server_that_drips_has_no_more_time_than_others(reply: bytes) -> None:
+    rules = ImageRules(hosts=frozenset({"127.0.0.1"}), timeout_s=0.2)
+    began = time.monotonic()
+    with said_by_a_server(reply, drip_s=0.05) as url, pytest.raises(ImageUnavailable, match=r"within 0\.2 s"):
+        read_location(url, rules)
+    assert time.monotonic() - began < 3
+
+
+def test_a_trusted_host_may_be_written_in_any_case() -> None:
+    with said_by_a_server(reply_of(png(), len(png()))) as url:
+        named = url.replace("127.0.0.1", "localhost")
+        assert read_location(named, ImageRules(hosts=frozenset({"LocalHost"}))) == png()
 
 
 @pytest.mark.parametrize(
@@ -202,6 +259,23 @@ async def test_images_that_were_not_used_for_long_make_room(tmp_path: Path, monk
     await images.resolve("t", [ImageRef(sha256=digest) for digest in blobs.by_digest])
     assert len(list((tmp_path / "images").iterdir())) == 3
     assert blobs.reads == 4
+
+
+async def test_images_that_others_write_or_delete_meanwhile_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = Images(tmp_path / "images", Blobs(png()).read, ImageRules())
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / ".half").write_bytes(b"")
+    listdir = os.listdir
+
+    def gone(path: Path) -> list[str]:
+        found = listdir(path)
+        (tmp_path / "images" / ".half").unlink()
+        return found
+
+    monkeypatch.setattr(os, "listdir", gone)
+    assert len(await images.resolve("t", [ImageRef(sha256=digest_of(png()))])) == 1
 
 
 # ── placed ──
