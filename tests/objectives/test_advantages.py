@@ -151,3 +151,15 @@ def test_a_trajectory_that_is_left_alone_has_no_advantage() -> None:
 def test_other_shapes_of_trajectories_are_refused_by_name(wrong: torch.Tensor, name: str) -> None:
     with pytest.raises(InvalidField, match=name):
         grpo_advantages(torch.zeros(3), torch.tensor([3]), **cast("Any", {name: wrong}))
+
+
+def test_rewards_that_differ_inside_of_trajectories_alone_are_scaled_by_what_they_differ() -> None:
+    # Two games of two sides: the mean of each is 0, and so is the spread of the means.
+    rewards = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
+    of: dict[str, Any] = {"trajectories": torch.tensor([0, 0, 1, 1]), "unbiased": False}
+    got = grpo_advantages(rewards, torch.tensor([4]), **of)
+    np.testing.assert_allclose(got.numpy(), [1, -1, -1, 1], rtol=1e-5)
+    # Each trajectory weighs the same, however many rows it has.
+    got = grpo_advantages(torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([5]), trajectories=torch.arange(5) // 3)
+    by_hand = torch.tensor([0.5, 0.5, 0.5, -0.5, -0.5]) / 0.5**0.5
+    np.testing.assert_allclose(got.numpy(), by_hand.numpy(), rtol=1e-5)

@@ -7,8 +7,9 @@ All take rewards as a float tensor [groups, G], or, for groups of unequal size, 
 [groups]; all compute in float64 and return the rewards' shape and dtype.
 
 Samples may be rows of trajectories: `trajectories`, int64 [ΣG], says which. Mean and std are then over trajectories,
-each with the mean reward of its rows, and a row's own reward is compared with them. Where rows share their
-trajectory's reward, each has the trajectory's advantage. `policies`, int64 [ΣG]: rows are compared with those of their
+which weigh the same: the mean is that of the means of their rows, the variance that of the means of their rows' squared
+distances from it. A row's own reward is compared with them. Where rows share their trajectory's reward, each has the
+trajectory's advantage. `policies`, int64 [ΣG]: rows are compared with those of their
 own policy alone. So roles of a game have a baseline each, as in SPIRAL (arXiv:2506.24119).
 """
 
@@ -97,7 +98,7 @@ class _Compared:
     beyond: Tensor
     """Reward of the row, less that of its trajectory."""
     squares: Tensor
-    """Sum of the trajectories' squared distances from their mean."""
+    """Sum over the trajectories of the mean squared distance of their rows from the mean over the trajectories."""
     counts: Tensor
     """Trajectories."""
     same: Tensor
@@ -127,14 +128,14 @@ def _compared(
     of_trajectory = _mean(flat, rows, count)
     group_of = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter(0, rows, groups)
     mean = _mean(of_trajectory, group_of, classes)
-    own = of_trajectory - mean[group_of]
+    own, spread = of_trajectory - mean[group_of], _mean((flat - mean[groups]).square(), rows, count)
     low = torch.full_like(mean, torch.inf).scatter_reduce(0, groups, flat, "amin")
     high = torch.full_like(mean, -torch.inf).scatter_reduce(0, groups, flat, "amax")
     counts = torch.bincount(group_of, minlength=classes).double()
     return _Compared(
         own[rows],
         flat - of_trajectory[rows],
-        _sum(own.square(), group_of, classes)[groups],
+        _sum(spread, group_of, classes)[groups],
         counts[groups],
         (low == high)[groups],
     )
