@@ -52,6 +52,12 @@ class Selector:
             raise SelectionFailed(f"{self.name} has not answered within its time, {self._timeout_s} s") from None
         except (OSError, EOFError):
             raise SelectionFailed(f"{self.name}: its process {self._verdict()}") from None
+        except SelectionFailed:
+            raise
+        except BaseException:
+            # It may still be at work, and would answer the next question.
+            self.close()
+            raise
         assert isinstance(kept, list)  # noqa: S101 - the child's own answer
         return kept
 

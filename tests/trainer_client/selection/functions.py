@@ -48,6 +48,13 @@ def hangs(groups: Sequence[GroupFacts]) -> list[bool]:
     return []
 
 
+def slow(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Take a while over the first call, and keep nothing of it."""
+    first = next(CALLS) == 1
+    time.sleep(0.5 * first)
+    return [not first] * len(groups)
+
+
 def dies(groups: Sequence[GroupFacts]) -> list[bool]:
     """End the process."""
     os._exit(3)

@@ -1,6 +1,7 @@
 """Selectors: a function's answers, and one that raises, hangs or dies, named and replaced."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -74,3 +75,17 @@ def test_one_that_hangs_is_named_and_ended() -> None:
         with pytest.raises(SelectionFailed, match=r"hangs has not answered within its time, 0\.2 s"):
             made.keeps([facts(1)])
         assert made._process is None
+
+
+def test_the_answer_to_a_question_that_was_interrupted_is_never_taken_for_the_next_one() -> None:
+    with selector("slow") as made:
+        made._start()
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                made.keeps([facts(1)])
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+        assert made.keeps([facts(1, name="b"), facts(1, name="c")]) == [False, False]
