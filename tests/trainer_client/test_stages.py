@@ -89,3 +89,19 @@ def test_a_function_that_raises_gives_its_groups_back(
     assert client.ledger(run_id).groups.discarded.groups == 1
     with pytest.raises(InvalidField, match="reference"):
         serve(service, run_id, "misspelt", ranks_of, 1)
+
+
+def test_a_worker_that_is_interrupted_gives_its_groups_back_as_no_failure(
+    service: ServiceProcess, client: BufferClient, run_id: str
+) -> None:
+    client.create_run(run_id, Policy(batch_groups=1, max_queued_groups=4, stages=["reference"], max_attempts=1))
+    with Pusher(service.address, run_id) as pusher:
+        pusher.push(arrays_for("a"), arrays_for("b"))
+
+    def interrupted(group: Group) -> object:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(service, run_id, "reference", interrupted, 2)
+    (stage,) = client.run(run_id).stages
+    assert (stage.waiting, stage.leased, stage.failed) == (2, 0, 0)

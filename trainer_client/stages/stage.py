@@ -80,8 +80,10 @@ class Stage:
         """Work on groups until `stop`, or until it has added to `most`; returns how many that were.
 
         `make` is called with one group after the other, in this thread. What it raises is raised here, after its group
-        was handed back as failed: with the policy's max_attempts of these the group is discarded. A run that is paused,
-        or a service that is away, is waited for. Raises InvalidField for a stage that the run's policy does not name.
+        was handed back as failed: with the policy's max_attempts of these the group is discarded. KeyboardInterrupt and
+        SystemExit are no failures of a group. A run that is paused, or a service that is away, is waited for.
+
+        Raises InvalidField for a stage that the run's policy does not name.
         """
         policy = self._client.run(self._client.run_id).policy
         if self.name not in policy.stages:
@@ -129,7 +131,7 @@ class Stage:
             header, payload = added.to_wire(
                 group, lease.lease_id, self._client.worker_id, writes_rewards=self.name == REWARDS
             )
-        except BaseException as error:
+        except Exception as error:
             self._fail(lease.lease_id, repr(error))
             raise
         ack = self._client.push(header, payload)
