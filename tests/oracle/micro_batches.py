@@ -158,14 +158,15 @@ def close(run: RunState, world_size: int, micro_batch_plan: Plan, step: Step | N
     groups = _take(run, micro_batch_plan, world_size)
     if step is None:
         step = run.steps[run.next_step] = Step(run.next_step, form)
-    loads = step.loads(len(step.micro_batches), world_size) if micro_batch_plan.replaces else None
+    replaces = micro_batch_plan.replaces or bool(step.rejected)
+    loads = step.loads(len(step.micro_batches), world_size) if replaces else None
     closed = _measured(run, form, groups, split(groups, world_size, equal=form.equal, loads=loads))
-    closed.replaces = micro_batch_plan.replaces
+    closed.replaces = replaces
     step.micro_batches.append(closed)
-    forming = form.streamed and not closed.replaces
+    forming = form.streamed and not micro_batch_plan.replaces
     for group in groups:
         run.move_group(group, GroupState.FORMING if forming else GroupState.DELIVERED)
-    if closed.replaces:
+    if micro_batch_plan.replaces:
         step.missing -= len(groups)
     elif step.is_full:
         for group in step.groups:

@@ -48,7 +48,7 @@ class MicroBatch:
     max_staleness: int
     """η as of closing."""
     replaces: bool = False
-    """Makes up for rejected groups of a complete step."""
+    """Makes up for rejected groups of its step."""
 
     @property
     def world_size(self) -> int:

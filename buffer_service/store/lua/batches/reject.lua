@@ -54,6 +54,7 @@ end
 
 local rejected, from = 0, Batches.step_state(ctx, step)
 if next(wanted) then
+  header.given_back = header.given_back or is_open or nil
   rejected = Batches.take_out(ctx, step, header, function(group)
     return wanted[group[G_ID]]
   end, function(group)

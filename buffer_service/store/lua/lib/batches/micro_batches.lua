@@ -235,7 +235,7 @@ function MicroBatches.close(ctx, header, taken, world_size)
   for _, its in ipairs(gathered) do
     MicroBatches.add_sums(sums, its)
   end
-  local stored = MicroBatches.add(ctx, step, header, groups, sums, world_size)
+  local stored = MicroBatches.add(ctx, step, header, groups, sums, world_size, header.given_back)
   local final = header.micro == 0 or header.groups >= header.target
     or (header.budget > 0 and header.tokens >= header.budget)
   MicroBatches.settle(ctx, header, sums[1], final)
