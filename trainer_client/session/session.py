@@ -221,31 +221,25 @@ class TrainerSession:
         groups; the others come as further micro-batches, and `final` moves to the last of them. When no others can come
         any more, the batch stays smaller and is not `final`.
 
-        `others` False: nothing takes their place, and a whole batch is returned smaller.
+        `others` False: nothing takes their place, and the batch, a whole one, is returned smaller.
 
         With several ranks every one calls it, also with no groups. `barrier`: a function that returns when all of them
-        have called it, such as torch.distributed.barrier.
+        have called it, such as torch.distributed.barrier. It is called twice: no rank looks before all have given back,
+        nor gives back again before all have what came for it.
 
-        Raises InvalidField for a group that the step does not have, or without a barrier; else as the iteration.
+        Raises InvalidField for a group that the step does not have, without a barrier, and for `others` False where
+        micro-batches come one by one; else as the iteration.
         """
         if self._world_size > 1 and barrier is None:
             raise InvalidField("barrier", "None", "a function, where several ranks give groups back")
+        if not others and not self._is_whole:
+            raise InvalidField("others", False, "True with micro_batches(): a step of these goes on until it is whole")
         ids = [group.group_id for group in groups]
-        with self._busy("pull_wait"):
-            now = self._rejected(batch.step, ids, reason)
-            if barrier is not None:
+        returned = self._given_back(batch, ids, reason, barrier, others=others)
+        if barrier is not None:
+            with self._busy("pull_wait"):
                 barrier()
-                now = self._rejected(batch.step, (), reason)
-        kept = without(batch, frozenset(ids), now.info)
-        self._meter.rejected(kept, frozenset(ids))
-        if not others and self._is_whole:
-            return replace(kept, info=replace(kept.info, final=True))
-        if self._is_whole:
-            return self._made_up(kept, now)
-        if now.missing_groups and (self._lacking is None or self._lacking.step != batch.step):
-            self._lacking = PullKey(batch.step, now.info.micro_batch + 1)
-            self._clock.take_back(batch.step)
-        return kept
+        return returned
 
     def took(self, step: int) -> None:
         """Count `step` as handed to the training loop; another process pulled it (`trainer_client.dataset`).
@@ -417,6 +411,25 @@ class TrainerSession:
             # It was the last one when it was pulled.
             batch = replace(batch, info=replace(batch.info, final=False))
         return batch
+
+    def _given_back(
+        self, batch: Batch, ids: Sequence[str], reason: str, barrier: Callable[[], object] | None, *, others: bool
+    ) -> Batch:
+        with self._busy("pull_wait"):
+            now = self._rejected(batch.step, ids, reason)
+            if barrier is not None:
+                barrier()
+                now = self._rejected(batch.step, (), reason)
+        kept = without(batch, frozenset(ids), now.info)
+        self._meter.rejected(kept, frozenset(ids))
+        if not others:
+            return replace(kept, info=replace(kept.info, final=True))
+        if self._is_whole:
+            return self._made_up(kept, now)
+        if now.missing_groups and (self._lacking is None or self._lacking.step != batch.step):
+            self._lacking = PullKey(batch.step, now.info.micro_batch + 1)
+            self._clock.take_back(batch.step)
+        return kept
 
     def _rejected(self, step: int, group_ids: Sequence[str], reason: str) -> Rejected:
         """Give groups of a step back, or none, and say how the step stands."""

@@ -31,6 +31,16 @@ def late(groups: Sequence[GroupFacts]) -> list[bool]:
     return [next(CALLS) >= 10] * len(groups)
 
 
+def third_choice(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Keep groups from the third call on."""
+    return [next(CALLS) >= 3] * len(groups)
+
+
+def everything(groups: Sequence[GroupFacts]) -> list[bool]:
+    """Keep all groups."""
+    return [True] * len(groups)
+
+
 def best_two(groups: Sequence[GroupFacts]) -> list[bool]:
     """Keep the two groups with the highest mean reward."""
     best = sorted(groups, key=lambda group: group.mean_reward)[-2:]

@@ -137,6 +137,19 @@ def test_ranks_give_back_together(service: ServiceProcess, client: BufferClient,
     assert len({*made[0], *made[1]}) == 4
 
 
+def test_others_cannot_be_left_out_of_steps_that_come_in_parts(
+    service: ServiceProcess, client: BufferClient, run_id: str
+) -> None:
+    with (
+        PushingWorker(service.address, run_id),
+        client.session(run_id, policy=STREAMED, tasks=tasks(8), options=QUICK) as session,
+    ):
+        micro = next(session.micro_batches())
+        with pytest.raises(InvalidField, match="others"):
+            session.reject(micro, micro.groups[:1], "no use", others=False)
+        assert session.state().ledger.groups.rejected.groups == 0
+
+
 @pytest.mark.parametrize(
     ("field", "given"),
     [

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,16 @@ from buffer_wire.errors import InvalidField
 from tests.support.push import PushingWorker
 from tests.support.service import ServiceProcess
 from tests.trainer_client.test_service import ids, tasks
-from trainer_client import BufferClient, ClientOptions, Policy, SelectionFailed, SessionOptions, TrainerSession
+from trainer_client import (
+    BatchInfo,
+    BufferClient,
+    ClientOptions,
+    Policy,
+    Rejected,
+    SelectionFailed,
+    SessionOptions,
+    TrainerSession,
+)
 
 HERE = "tests.trainer_client.selection.functions"
 WHOLE = Policy(batch_groups=4, max_queued_groups=8, overflow_action="block", record_groups=True)
@@ -141,6 +151,73 @@ def test_ranks_select_together(service: ServiceProcess, client: BufferClient, ru
             thread.join()
         assert leader.state().ledger.groups.rejected.groups == 1
     assert sorted(made[0] + made[1]) == ["t0", "t1", "t2", "t4"]
+
+
+class Quick(BufferClient):
+    """A client that says when it gives groups back for the second time."""
+
+    def __init__(self, address: str, again: threading.Event) -> None:
+        super().__init__(address, ClientOptions(timeout_s=20))
+        self._again, self._times = again, 0
+
+    def reject(self, run_id: str, **given: Any) -> Rejected:  # type: ignore[override]
+        said = super().reject(run_id, **given)
+        self._times += bool(given["group_ids"])
+        if self._times == 2:
+            self._again.set()
+        return said
+
+
+class Slow(BufferClient):
+    """A client whose first look behind a barrier comes after the second rejection of the other, if that may be."""
+
+    def __init__(self, address: str, again: threading.Event) -> None:
+        super().__init__(address, ClientOptions(timeout_s=20))
+        self._again, self._looks = again, 0
+
+    def reject(self, run_id: str, **given: Any) -> Rejected:  # type: ignore[override]
+        self._looks += 1
+        if self._looks == 2:
+            self._again.wait(1)
+        return super().reject(run_id, **given)
+
+
+def test_no_rank_gives_groups_back_again_before_all_have_seen_what_is_lacking(
+    service: ServiceProcess, run_id: str
+) -> None:
+    barrier, again = threading.Barrier(2, timeout=10), threading.Event()
+    made: dict[int, BatchInfo] = {}
+    policy = Policy(batch_groups=4, equal_shards=True, max_queued_groups=12, overflow_action="block")
+
+    def rank(number: int, session: TrainerSession) -> None:
+        made[number] = next(session).info
+
+    with (
+        PushingWorker(service.address, run_id),
+        Quick(service.address, again) as quick,
+        Slow(service.address, again) as slow,
+        quick.session(
+            run_id,
+            policy=policy,
+            tasks=tasks(16),
+            world_size=2,
+            options=options(filter="third_choice", barrier=barrier.wait),
+        ) as leader,
+        slow.session(
+            run_id,
+            rank=1,
+            world_size=2,
+            start=leader.start,
+            options=options(filter="everything", barrier=barrier.wait),
+        ) as follower,
+    ):
+        threads = [threading.Thread(target=rank, args=(i, each)) for i, each in enumerate((leader, follower))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [(made[i].final, made[i].total_groups, made[i].micro_batch) for i in (0, 1)] == [(True, 4, 2)] * 2
+    assert made[0].total_tokens == made[1].total_tokens
 
 
 def test_a_sampler_of_parts_of_steps_is_refused(service: ServiceProcess, client: BufferClient, run_id: str) -> None:
