@@ -2,13 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from trainer_client.batch import Group
-
-_LENGTH = 2
-"""FINISH_REASON_LENGTH, without the wire's messages: the function's process imports this module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,31 +25,42 @@ class GroupFacts:
     staleness: int
     """Staleness in versions: train_version − head_version, at least 0."""
     train_version: int
+    trajectories: Sequence[int] = ()
+    """Index of each sample's trajectory in the group, from 0; empty: each sample is one."""
+    trainable: Sequence[bool] = ()
+    """False for each sample that must not be trained on; empty: none is such."""
+    policies: Sequence[str] = ()
+    """Name of the policy or role that wrote each sample; empty: all have the same."""
 
     @property
     def mean_reward(self) -> float:
-        """Mean of the rewards: the pass rate where they are 0 or 1."""
-        return sum(self.rewards) / len(self.rewards)
+        """Mean reward: the pass rate where rewards are 0 or 1.
+
+        Rows of a trajectory count as one, those of each policy apart; what is not trainable does not count.
+        """
+        return _mean([_mean(rewards) for of_policy in self._compared for rewards in of_policy])
 
     @property
     def reward_std(self) -> float:
-        """Standard deviation of the rewards over the samples: the scale of group-relative advantages."""
-        mean = self.mean_reward
-        return float((sum((reward - mean) ** 2 for reward in self.rewards) / len(self.rewards)) ** 0.5)
+        """Standard deviation of the rewards: the scale of group-relative advantages. Rows count as for the mean, each
+        beside those of its own policy.
+        """
+        squares = []
+        for of_policy in self._compared:
+            mean = _mean([_mean(rewards) for rewards in of_policy])
+            squares += [_mean([(reward - mean) ** 2 for reward in rewards]) for rewards in of_policy]
+        return float(_mean(squares) ** 0.5)
+
+    @property
+    def _compared(self) -> list[list[list[float]]]:
+        """Rewards that are trained on, by policy and trajectory."""
+        found: dict[str, dict[int, list[float]]] = {}
+        for i, reward in enumerate(self.rewards):
+            if not self.trainable or self.trainable[i]:
+                of_policy = found.setdefault(self.policies[i] if self.policies else "", {})
+                of_policy.setdefault(self.trajectories[i] if self.trajectories else i, []).append(reward)
+        return [list(of_policy.values()) for of_policy in found.values()]
 
 
-def facts_of(group: "Group") -> GroupFacts:
-    """Read the facts of a group."""
-    samples = group.header.samples
-    return GroupFacts(
-        group_id=f"{group.task_id}/{group.incarnation}",
-        task_id=group.task_id,
-        environment=group.environment,
-        metadata=dict(group.metadata),
-        rewards=[sample.reward for sample in samples],
-        response_tokens=[sample.tokens - sample.prompt_len for sample in samples],
-        loss_tokens=[sample.loss_tokens for sample in samples],
-        truncated=[sample.finish_reason == _LENGTH for sample in samples],
-        staleness=group.staleness,
-        train_version=group.train_version,
-    )
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from buffer_wire.errors import InvalidField
-from trainer_client.selection.facts import facts_of
+from buffer_wire.validate import is_trainable
+from rollout_buffer.v1 import groups_pb2
+from trainer_client.selection.facts import GroupFacts
 from trainer_client.selection.selector import Selector
 
 if TYPE_CHECKING:
@@ -102,3 +104,23 @@ class Selection:
         keeps = selector.keeps([facts_of(group) for group in asked])
         self._given_back |= {group.group_id for group, kept in zip(asked, keeps, strict=True) if not kept}
         return [group for group in groups if group.group_id in self._given_back]
+
+
+def facts_of(group: "Group") -> GroupFacts:
+    """Read the facts of a group."""
+    samples = group.header.samples
+    return GroupFacts(
+        group_id=group.group_id,
+        task_id=group.task_id,
+        environment=group.environment,
+        metadata=dict(group.metadata),
+        rewards=[sample.reward for sample in samples],
+        response_tokens=[sample.tokens - sample.prompt_len for sample in samples],
+        loss_tokens=[sample.loss_tokens for sample in samples],
+        truncated=[sample.finish_reason == groups_pb2.FINISH_REASON_LENGTH for sample in samples],
+        staleness=group.staleness,
+        train_version=group.train_version,
+        trajectories=[sample.trajectory - 1 if sample.trajectory else i for i, sample in enumerate(samples)],
+        trainable=[is_trainable(sample) for sample in samples],
+        policies=[sample.policy for sample in samples],
+    )

@@ -233,7 +233,9 @@ class TrainerSession:
         if self._world_size > 1 and barrier is None:
             raise InvalidField("barrier", "None", "a function, where several ranks give groups back")
         if not others and not self._is_whole:
-            raise InvalidField("others", False, "True with micro_batches(): a step of these goes on until it is whole")
+            raise InvalidField(
+                "others", "False", "True with micro_batches(): a step of these goes on until it is whole"
+            )
         ids = [group.group_id for group in groups]
         returned = self._given_back(batch, ids, reason, barrier, others=others)
         if barrier is not None:

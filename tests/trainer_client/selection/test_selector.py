@@ -1,5 +1,6 @@
 """Selectors: a function's answers, and one that raises, hangs or dies, named and replaced."""
 
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -7,7 +8,10 @@ from contextlib import closing
 
 import pytest
 
+from rollout_buffer.v1 import groups_pb2 as pb
+from trainer_client.batch import Group
 from trainer_client.selection.facts import GroupFacts
+from trainer_client.selection.selection import facts_of
 from trainer_client.selection.selector import SelectionFailed, Selector
 
 HERE = "tests.trainer_client.selection.functions"
@@ -89,3 +93,30 @@ def test_the_answer_to_a_question_that_was_interrupted_is_never_taken_for_the_ne
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
         assert made.keeps([facts(1, name="b"), facts(1, name="c")]) == [False, False]
+
+
+def test_facts_of_rows_count_each_trajectory_once_and_policies_apart() -> None:
+    rows = dataclasses.replace(
+        facts(1, 1, 1, 0, 9, 5, 5),
+        trajectories=[0, 0, 0, 1, 1, 0, 1],
+        trainable=[True, True, True, True, False, True, True],
+        policies=["", "", "", "", "", "judge", "judge"],
+    )
+    # Of the one policy 1 and 0, of the judge 5 and 5; the row with 9 is context.
+    assert rows.mean_reward == (1 + 0 + 5 + 5) / 4
+    assert rows.reward_std == pytest.approx(((0.25 + 0.25) / 4) ** 0.5)
+    assert facts(0, 1).mean_reward == facts(0, 1).reward_std == 0.5
+    # Two sides of a game whose policies have one name.
+    both = dataclasses.replace(facts(1, -1, -1, 1), trajectories=[0, 0, 1, 1])
+    assert (both.mean_reward, both.reward_std) == (0, 1)
+
+
+def test_facts_say_what_the_service_counts() -> None:
+    header = pb.GroupHeader(
+        task_id="t", samples=[pb.Sample(trajectory=n, reward=r) for n, r in ((1, 1), (1, 1), (2, 0))]
+    )
+    header.samples[1].policy = "judge"
+    header.samples[2].trainable = False
+    seen = facts_of(Group(header.SerializeToString(), memoryview(b""), 0, 0, 0, 1))
+    assert (seen.trajectories, seen.trainable, seen.policies) == ([0, 0, 1], [True, True, False], ["", "judge", ""])
+    assert seen.mean_reward == 1
