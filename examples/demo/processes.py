@@ -1,6 +1,6 @@
 """The demo's two other processes, the buffer service and a rollout worker, as a user would start them.
 
-Invariant: leaving the context ends both, also after an error or Ctrl-C, and a process that dies early is reported with
+Invariant: leaving the context ends both, also after an error, Ctrl-C or SIGTERM, and a process that dies early is reported with
 the end of its log.
 """
 
@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ class Child:
 def running(name: str, arguments: Sequence[str], log: Path) -> Iterator[Child]:
     """`rollout-buffer ARGUMENTS` in a process group of its own, its output in `log`."""
     program = Path(sys.executable).parent / "rollout-buffer"
+    _leave_at_sigterm()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -65,6 +67,12 @@ def running(name: str, arguments: Sequence[str], log: Path) -> Iterator[Child]:
         yield child
     finally:
         child.stop()
+
+
+def _leave_at_sigterm() -> None:
+    """Have SIGTERM leave all contexts, where the program has no other use for it."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextmanager
