@@ -108,3 +108,14 @@ def test_scaler_finds_its_token_in_the_triggers_metadata(channel: grpc.Channel, 
     for bad in ("", "garbage", new_token("nobody")):
         assert code(run="math-1", tokenFromEnv=bad) is grpc.StatusCode.UNAUTHENTICATED
     assert code(run="math-1") is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_stream_of_the_scaler_ends_when_its_token_is_revoked(guarded: Guarded, channel: grpc.Channel) -> None:
+    token = guarded.add("scaling", Role.WORKER)
+    asked = externalscaler_pb2.ScaledObjectRef(scalerMetadata={"run": "math-1", "tokenFromEnv": token})
+    said = externalscaler_pb2_grpc.ExternalScalerStub(channel).StreamIsActive(asked, timeout=20)
+    assert next(said).result is False
+    guarded.revoke("scaling")
+    with pytest.raises(grpc.RpcError) as ended:
+        next(said)
+    assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED

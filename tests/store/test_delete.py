@@ -1,6 +1,7 @@
 """Deleting a run leaves nothing of it, whoever finishes it."""
 
 import asyncio
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,6 +107,34 @@ async def test_nothing_is_left_of_a_deleted_run(run: Run) -> None:
     assert await keys(run) == before
     assert list(await run.store.list_runs()) == ["other"]
     assert await other.bodies(await other.batch(0, batch_groups=1)) == [b"body-a"]
+
+
+async def test_nothing_is_left_of_stages_blobs_and_groups_given_back(run: Run) -> None:
+    await run.create(stages=("reference", "values"), batch_groups=2, max_queued_groups=8)
+    before = {run.names[1]}
+    await run.submit("started", environment="math")
+    await run.lease()
+    await run.fill("a", "b", "c", "d")
+    ask = ops.StageAsk("reference", "s", "i", "r", 8)
+    for lease in (await run.store.call(commands.lease_groups(run.run_id, ask))).leases:
+        name = lease.group_id.partition("/")[0]
+        assert await run.push_kinds(run.group(name, b"columns", lease_id=lease.lease_id)) == ["added"]
+    policy = RunPolicy(stages=("values",), batch_groups=2, max_queued_groups=8)
+    await run.store.call(commands.lease_groups(run.run_id, ops.StageAsk("values", "s", "i", "q", 1)))
+    await run.store.call(commands.update_policy(run.run_id, policy))
+    for lease in (
+        await run.store.call(commands.lease_groups(run.run_id, ops.StageAsk("values", "t", "i", "r", 3)))
+    ).leases:
+        name = lease.group_id.partition("/")[0]
+        assert await run.push_kinds(run.group(name, b"values", lease_id=lease.lease_id)) == ["added"]
+    await run.batch(0)
+    await run.store.call(commands.reject(run.run_id, ops.Reject(run.term, 0, ["b/0"], "why")))
+    digest = sha256(b"image").hexdigest()
+    await run.store.call(commands.write_blob(run.run_id, digest, b"image"))
+    names = {key.rpartition("}:")[2].partition(":")[0] for key in await keys(run) if f"{{{run.run_id}}}" in key}
+    assert names >= {"stages", "stage_held", "stage_leases", "stage_workers", "env_work", "rejected", "blobs"}
+    await run.store.delete_run(run.run_id)
+    assert await keys(run) == before
 
 
 async def test_a_deleted_run_is_unknown_and_its_name_is_free(run: Run) -> None:

@@ -45,11 +45,11 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
         return pb.IsActiveResponse(result=await self._wanted(self._run(request)) > 0)
 
     async def StreamIsActive(self, request: pb.ScaledObjectRef, _: Context) -> AsyncIterator[pb.IsActiveResponse]:
-        """Tell the same at once and after every change, until the process ends."""
-        run_id = self._run(request)
+        """Tell the same at once and after every change, until the process ends, or the token does."""
         told: bool | None = None
         while True:
-            if (active := await self._wanted(run_id) > 0) is not told:
+            # Each look asks for the token again: it may be revoked.
+            if (active := await self._wanted(self._run(request)) > 0) is not told:
                 told = active
                 yield pb.IsActiveResponse(result=active)
             try:
