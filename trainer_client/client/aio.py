@@ -71,8 +71,8 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         """Source of the token that calls carry."""
         self._control = connector.asyncio()
         self._bulk = connector.asyncio()
-        self._made: set[str] = set()
-        """Names of calls that were to be made once before others."""
+        self._made: dict[str, set[str]] = {}
+        """Names of calls that were to be made once before others, by run."""
         self._readers: dict[tuple[str, int], AsyncPayloadReader] = {}
 
     async def close(self) -> None:
@@ -91,10 +91,12 @@ class AsyncBufferClient(AsyncEvaluationCalls):
 
     async def _call(self, call: Call[ReplyT, T]) -> T:
         self._holder.check()
+        if call.renews:
+            self._made.pop(call.run_id, None)
         for name, first in call.before:
-            if name not in self._made:
+            if name not in self._made.setdefault(call.run_id, set()):
                 await self._call(first)
-                self._made.add(name)
+                self._made.setdefault(call.run_id, set()).add(name)
         rpc = self._control.unary_unary(
             call.method, request_serializer=serialize, response_deserializer=call.reply.FromString
         )

@@ -38,7 +38,9 @@ class Call(Generic[ReplyT, T]):
     on_wait: OnWait | None = None
     """Callback for every try that failed and is repeated."""
     before: "Sequence[tuple[str, Call[Any, Any]]]" = ()
-    """Calls to carry out before it, each once by its name in the life of a client."""
+    """Calls to carry out before it, each by its name once, and again after a call that `renews` the run."""
+    renews: bool = False
+    """True when the run behind its id may be another one from then on."""
     gone: type[RolloutBufferError] | None = None
     """Error that a repeat meets when the first try took effect but its answer was lost; None: no such error."""
 

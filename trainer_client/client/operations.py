@@ -63,8 +63,8 @@ class ServiceClient(EvaluationCalls):
         self.target = target
         self.options = options or ClientOptions()
         self._connections = Connections(target, self.options)
-        self._made: set[str] = set()
-        """Names of calls that were to be made once before others."""
+        self._made: dict[str, set[str]] = {}
+        """Names of calls that were to be made once before others, by run."""
 
     @property
     def revisions(self) -> Revisions:
@@ -95,10 +95,12 @@ class ServiceClient(EvaluationCalls):
         self.close()
 
     def _call(self, call: Call[ReplyT, T]) -> T:
+        if call.renews:
+            self._made.pop(call.run_id, None)
         for name, first in call.before:
-            if name not in self._made:
+            if name not in self._made.setdefault(call.run_id, set()):
                 self._call(first)
-                self._made.add(name)
+                self._made.setdefault(call.run_id, set()).add(name)
         rpc = self._control.unary_unary(
             call.method, request_serializer=serialize, response_deserializer=call.reply.FromString
         )

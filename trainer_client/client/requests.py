@@ -134,7 +134,7 @@ def continue_run(run_id: str) -> Call[runs_pb2.ContinueRunResponse, None]:
 def delete_run(run_id: str) -> Call[runs_pb2.DeleteRunResponse, None]:
     """Delete a run and everything stored for it, irrevocably. Raises UnknownRun."""
     call = _run_alone(run_id, "DeleteRun", "deleting", runs_pb2.DeleteRunRequest, runs_pb2.DeleteRunResponse)
-    return replace(call, gone=UnknownRun)
+    return replace(call, gone=UnknownRun, renews=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ def read_blob(run_id: str, digest: str) -> Call[payloads_pb2.ReadBlobResponse, b
 def blobs_before(run_id: str, term: int, tasks: Sequence[Task]) -> "list[tuple[str, Call[Any, Any]]]":
     """Build the calls that write the images that come with tasks, once in a term."""
     blobs = blobs_of(tasks).items()
-    return [(f"{run_id} {term} {digest}", _write_blob(run_id, digest, data)) for digest, data in blobs]
+    return [(f"{term} {digest}", _write_blob(run_id, digest, data)) for digest, data in blobs]
 
 
 def publish(
@@ -359,4 +359,5 @@ def resume(
         ),
         batches_pb2.ResumeResponse,
         lambda reply: value_of(Resumed, reply),
+        renews=True,
     )

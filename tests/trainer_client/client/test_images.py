@@ -52,6 +52,16 @@ def submission(cursor: int, *tasks: Task) -> Submission:
     return Submission(term=1, expected_cursor=cursor, cursor=cursor + len(tasks), tasks=tasks)
 
 
+def test_a_run_that_is_made_anew_gets_its_images_anew(service: ServiceProcess) -> None:
+    with BufferClient(service.address) as client:
+        for _ in range(2):
+            client.create_run("anew")
+            term = client.resume("anew").term
+            client.submit_tasks("anew", replace(submission(0, task(IMAGE)), term=term))
+            assert client.read_blob("anew", IMAGE.sha256) == png()
+            client.delete_run("anew")
+
+
 def test_images_are_written_once_before_the_tasks_that_name_them(service: ServiceProcess) -> None:
     with BufferClient(service.address) as client:
         client.create_run("once")
