@@ -81,7 +81,7 @@ class SingleTurn:
         self._limit = check_prompt(self.progress.prompt_ids, self.progress.task, self._slot.info)
         for i in self.progress.unfinished:
             sample = self.progress.samples[i]
-            if sample.turns or sample.prompt_ids is not None:
+            if sample.turns or sample.prompt_ids is not None or sample.rows:
                 # The work of a rollout function, which this worker does not have.
                 self.progress.start_anew(i, "another_function")
         await self._home.wait_for_weights(self.progress.unfinished)

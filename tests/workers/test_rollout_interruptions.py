@@ -151,3 +151,21 @@ async def test_single_turn_worker_does_not_go_on_with_the_turns_of_a_function() 
     assert await SingleTurn(second.progress, second.slot, Attempts(1), timeout_s=10).run()
     assert second.progress.discarded == {"another_function": 10}
     assert second.progress.samples[0].turns == []
+
+
+async def test_single_turn_worker_does_not_go_on_beside_further_rows_of_a_function() -> None:
+    hold = asyncio.Event()
+
+    async def begins_with_a_sub_agent(episode: Episode) -> float:
+        await episode.row().generate()
+        await hold.wait()
+        return 1.0
+
+    begins_with_a_sub_agent.resumable = True  # type: ignore[attr-defined]
+    first = Scene(begins_with_a_sub_agent, group_size=1)
+    kept = await interrupted(first, lambda: first.progress.tokens == 10)
+    second = Scene(begins_with_a_sub_agent, group_size=1, partial_rollout=kept)
+    await second.build()
+    assert await SingleTurn(second.progress, second.slot, Attempts(1), timeout_s=10).run()
+    assert second.progress.discarded == {"another_function": 10}
+    assert second.progress.samples[0].rows == []
