@@ -160,7 +160,7 @@ class Quick(BufferClient):
         super().__init__(address, ClientOptions(timeout_s=20))
         self._again, self._times = again, 0
 
-    def reject(self, run_id: str, **given: Any) -> Rejected:  # type: ignore[override]
+    def reject(self, run_id: str, **given: Any) -> Rejected:
         said = super().reject(run_id, **given)
         self._times += bool(given["group_ids"])
         if self._times == 2:
@@ -175,7 +175,7 @@ class Slow(BufferClient):
         super().__init__(address, ClientOptions(timeout_s=20))
         self._again, self._looks = again, 0
 
-    def reject(self, run_id: str, **given: Any) -> Rejected:  # type: ignore[override]
+    def reject(self, run_id: str, **given: Any) -> Rejected:
         self._looks += 1
         if self._looks == 2:
             self._again.wait(1)
