@@ -387,7 +387,7 @@ class TrainerSession:
             self._clock.take_back(batch.step)
             raise
         self._unselected = None
-        if selected.final:
+        if selected.final or self._is_whole:
             self._clock.hand_out(batch.step)
         return selected
 

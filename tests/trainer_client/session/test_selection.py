@@ -115,6 +115,22 @@ def test_one_that_fails_stops_nothing_else_and_the_batch_is_there_again(
     assert "t3" not in ids(batch)
 
 
+def test_a_batch_that_stays_smaller_after_a_failure_is_trained_and_committed(
+    service: ServiceProcess, client: BufferClient, run_id: str
+) -> None:
+    with (
+        PushingWorker(service.address, run_id),
+        client.session(run_id, policy=WHOLE, tasks=tasks(4), options=options(filter="solved_at_second_try")) as session,
+    ):
+        with pytest.raises(SelectionFailed, match="difficulty"):
+            next(session)
+        assert session.next_step == 0
+        assert (len(next(session).groups), session.next_step) == (3, 1)
+        session.publish()
+        run = session.state()
+    assert (run.committed_steps, run.ledger.groups.trained.groups, run.ledger.balanced) == (1, 3, True)
+
+
 def test_a_filter_that_gives_back_again_and_again_is_told_of(
     service: ServiceProcess, client: BufferClient, run_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
