@@ -47,6 +47,10 @@ def _first_revision_beyond_numbers(group: groups_pb2.Group) -> None:
     group.header.first_revision = 1 << 53
 
 
+def _version_of_no_stage(group: groups_pb2.Group) -> None:
+    group.header.stage_version = 1
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -58,6 +62,7 @@ def _first_revision_beyond_numbers(group: groups_pb2.Group) -> None:
         (_gap_in_spans, "samples[0].spans[0]"),
         (_huge_header, "header"),
         (_first_revision_beyond_numbers, "first_revision"),
+        (_version_of_no_stage, "stage_version"),
     ],
 )
 def test_a_bad_group_names_its_field(rpc: Rpc, change: Callable[[groups_pb2.Group], None], field: str) -> None:

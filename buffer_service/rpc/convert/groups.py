@@ -75,8 +75,11 @@ def new_group(body: memoryview, most: Limits) -> ops.NewGroup:
     if len(head) > limits.MAX_HEADER_BYTES:
         raise InvalidField("header", f"{len(head)} bytes", f"at most {limits.MAX_HEADER_BYTES} bytes")
     most.check(len(payload), 0, ops.TaskSink.QUEUE)
-    summary = check_group(header, None if stored else len(payload), of_stage=ops.is_of_stage(header.lease_id))
+    of_stage = ops.is_of_stage(header.lease_id)
+    summary = check_group(header, None if stored else len(payload), of_stage=of_stage)
     fields.number(header.stage_version, "stage_version", 0, MOST)
+    if header.stage_version and not of_stage:
+        raise InvalidField("stage_version", header.stage_version, "0: lease_id is of no stage")
     fields.number(header.first_revision, "first_revision", 0, MOST)
     fields.lease_id(header.lease_id, low=0)
     if stored is None:

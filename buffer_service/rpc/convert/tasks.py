@@ -83,7 +83,8 @@ def _check_prompt(at: str, task: pb.Task) -> None:
     check_images(f"{at}.images", task.images, len(task.prompt_token_ids))
     check_placeholders(f"{at}.images", task.images, task.prompt_token_ids)
     images = [part for message in task.messages for part in message.parts if part.HasField("image")]
-    fields.count(images, f"{at}.messages: images", 0, limits.MAX_IMAGES)
+    if len(images) > limits.MAX_IMAGES:
+        raise InvalidField(f"{at}.messages", f"{len(images)} images", f"at most {limits.MAX_IMAGES}")
 
 
 def _check_parts(at: str, message: pb.ChatMessage) -> None:
