@@ -245,6 +245,30 @@ def test_what_is_no_whole_adapter_is_refused(tmp_path: Path) -> None:
         check_adapter(directory, MODEL)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"use_rslora": True},
+        {"use_dora": True},
+        {"rank_pattern": {"q_proj": 4}},
+        {"alpha_pattern": {"q_proj": 4}},
+        {"alora_invocation_tokens": [7]},
+    ],
+)
+def test_what_the_server_would_leave_out_of_an_adapters_settings_is_refused(
+    tmp_path: Path, setting: dict[str, object]
+) -> None:
+    # SGLang multiplies by lora_alpha / r, whatever else the settings say.
+    directory = write_adapter(tmp_path / "a", LAYER, out=8, into=4)
+    path = directory / "adapter_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, **{name: type(value)() for name, value in setting.items()}}))
+    check_adapter(directory, MODEL)
+    path.write_text(json.dumps({**settings, **setting}))
+    with pytest.raises(UnloadableWeights, match=next(iter(setting))):
+        check_adapter(directory, MODEL)
+
+
 def test_half_of_a_layer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnloadableWeights, match="has lora_A and not the other half"):
         check_adapter(write_adapter(tmp_path / "a", LAYER, halves="A"), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from buffer_wire.errors import InvalidField
-from buffer_wire.weights.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LORA
+from buffer_wire.weights.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TAKEN, unfit
 from trainer_client.manifest import AdapterManifest
 from trainer_client.publish.publication import Publication, Save, WeightSource
 from trainer_client.publish.tensors import OverFiles
@@ -25,7 +25,7 @@ class AdapterPublisher(OverFiles[AdapterManifest]):
         """Write an adapter: from a directory, or by a function such as `peft_model.save_pretrained`.
 
         Of what the source holds, the settings and the weights alone are published. Raises InvalidField for other
-        sources, and for what is no LoRA adapter in safetensors.
+        sources, for what is no LoRA adapter in safetensors, and for settings that engines leave out: use_rslora, say.
         """
         if isinstance(source, Path | str):
             save: Save = partial(_copy, Path(source))
@@ -59,8 +59,8 @@ def _keep_adapter(directory: Path) -> None:
     if lacking:
         raise InvalidField("source", f"no {' and no '.join(lacking)}", "a LoRA adapter as PEFT writes it")
     try:
-        kind = json.loads((directory / ADAPTER_CONFIG).read_bytes()).get("peft_type")
+        wrong = unfit(json.loads((directory / ADAPTER_CONFIG).read_bytes()))
     except (ValueError, AttributeError) as error:
         raise InvalidField("source", f"{ADAPTER_CONFIG}: {error}", "JSON, as PEFT writes it") from error
-    if kind != LORA:
-        raise InvalidField("source", f"peft_type {kind!r}", f"{LORA!r}, which engines take")
+    if wrong:
+        raise InvalidField("source", wrong, f"{TAKEN}, which engines take")

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from buffer_wire.weights.adapter import ADAPTER_CONFIG, LORA
+from buffer_wire.weights.adapter import ADAPTER_CONFIG, TAKEN, unfit
 from rollout_workers.engine import weight_files
 from rollout_workers.engine.weight_files import Layout, UnloadableWeights
 
@@ -48,13 +48,13 @@ def check_adapter(directory: Path, model: Layout | None) -> None:
 def _check_config(directory: Path) -> None:
     path = directory / ADAPTER_CONFIG
     try:
-        kind = json.loads(path.read_bytes()).get("peft_type")
+        wrong = unfit(json.loads(path.read_bytes()))
     except OSError as error:
         raise UnloadableWeights(f"{path}: {error.strerror or error}") from error
     except (ValueError, AttributeError) as error:
         raise UnloadableWeights(f"{path} cannot be read: {error}") from error
-    if kind != LORA:
-        raise UnloadableWeights(f"{path} says peft_type {kind!r}; engines take {LORA!r}")
+    if wrong:
+        raise UnloadableWeights(f"{path} says {wrong}; engines take {TAKEN}")
 
 
 def _shapes_by_place(model: Layout) -> dict[str, set[tuple[int, ...]]]:

@@ -51,7 +51,12 @@ def test_what_is_no_adapter_is_refused_with_the_file_that_it_lacks(tmp_path: Pat
 def test_other_kinds_of_adapters_are_refused(tmp_path: Path) -> None:
     source = write_adapter(tmp_path / "source", "a")
     publisher = AdapterPublisher(FilesPublisher(tmp_path / "published"))
-    for content, why in [('{"peft_type": "IA3"}', "peft_type 'IA3'"), ("[]", "JSON"), ("no JSON", "JSON")]:
+    for content, why in [
+        ('{"peft_type": "IA3"}', "peft_type 'IA3'"),
+        ('{"peft_type": "LORA", "use_rslora": true}', "use_rslora True"),
+        ("[]", "JSON"),
+        ("no JSON", "JSON"),
+    ]:
         (source / FILES[0]).write_text(content)
         with pytest.raises(InvalidField, match=why):
             publisher.offer(source, publication(1))
