@@ -12,6 +12,7 @@ from buffer_service.security.tokens import new_token
 from rollout_buffer.keda import externalscaler_pb2, externalscaler_pb2_grpc
 from tests.security.contract import METHODS, PATHS, call
 from tests.security.guarded import Guarded
+from tests.support.rpc import streamed
 
 REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 RIGHT_RUNS = ("math-1", "exact")
@@ -113,7 +114,7 @@ def test_scaler_finds_its_token_in_the_triggers_metadata(channel: grpc.Channel, 
 def test_stream_of_the_scaler_ends_when_its_token_is_revoked(guarded: Guarded, channel: grpc.Channel) -> None:
     token = guarded.add("scaling", Role.WORKER)
     asked = externalscaler_pb2.ScaledObjectRef(scalerMetadata={"run": "math-1", "tokenFromEnv": token})
-    said = externalscaler_pb2_grpc.ExternalScalerStub(channel).StreamIsActive(asked, timeout=20)
+    said = streamed(externalscaler_pb2_grpc.ExternalScalerStub(channel).StreamIsActive(asked, timeout=20))
     assert next(said).result is False
     guarded.revoke("scaling")
     with pytest.raises(grpc.RpcError) as ended:

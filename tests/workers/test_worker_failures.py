@@ -67,10 +67,12 @@ async def test_fault_of_the_worker_over_one_task_fails_that_task_alone(
 ) -> None:
     original = Scorer.score
 
-    async def score(self: Scorer, progress: GroupProgress, indices: Sequence[int]) -> Scores:
+    async def score(
+        self: Scorer, progress: GroupProgress, indices: Sequence[int], *, timeout_s: float | None = None
+    ) -> Scores:
         if progress.task.task_id == "bad":
             raise ZeroDivisionError("a bug")
-        return await original(self, progress, indices)
+        return await original(self, progress, indices, timeout_s=timeout_s)
 
     monkeypatch.setattr(Scorer, "score", score)
     await fake.submit(task("bad"), task("good"))
