@@ -19,6 +19,7 @@ from buffer_service.rules.totals import (
     STALENESS_COUNTED,
     TOTALS,
 )
+from buffer_service.rules.transitions import GroupState
 
 RELAYING_MS = 3_600_000
 """Time after which a client that relays is forgotten, unless it asks for access again."""
@@ -80,7 +81,8 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
     # Those that came with a task alone have no ledger, and an accepted group has counted.
     environment_totals = {name: entries.pop(b"totals") for name, entries in ledgers.items()}
     state, ledger = _strings(packed_state), _strings(packed_ledger)
-    groups = _amounts(ledger["groups"])
+    # A run of an earlier version lacks the later states.
+    groups = dict.fromkeys(("accepted", *GroupState), ops.Amount()) | _amounts(ledger["groups"])
     tasks = _strings(ledger["tasks"])
     return ops.RunView(
         run_id=run_id,

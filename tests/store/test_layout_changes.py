@@ -6,6 +6,7 @@ import pytest
 
 from buffer_service import commands
 from buffer_service.commands.replies import pack, text, unpack
+from buffer_service.domain import ops
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.store.keys import SCHEMA_VERSION, index_key
 from buffer_service.store.redis_store import RedisRunStore
@@ -97,6 +98,7 @@ async def test_a_run_whose_policy_lacks_later_fields_gets_them_with_their_defaul
         b"stale_wait_ms",
         b"order_window_groups",
         b"longest_first",
+        b"stages",
     }
     older = {name: value for name, value in whole.items() if name not in later}
     await run.command("HSET", record, "policy", pack(older)[1:])  # without the array that arguments are in
@@ -111,3 +113,18 @@ async def test_a_run_whose_policy_lacks_later_fields_gets_them_with_their_defaul
     assert view.policy == RunPolicy(batch_groups=2, max_staleness=3)
     assert view.groups["delivered"].groups == 2
     assert unpack(await run.command("HGET", record, "policy")) == whole
+
+
+async def test_a_ledger_that_lacks_later_states_has_nothing_in_them(run: Run) -> None:
+    await run.create(batch_groups=2)
+    await run.fill("a", "b")
+    record = index_key(run.run_id, "run")
+    ledger = unpack(await run.command("HGET", record, "ledger"))
+    del ledger[b"groups"][b"rejected"]
+    await run.command("HSET", record, "ledger", pack(ledger)[1:])
+    view = await run.view()
+    assert (view.groups["rejected"], view.groups["queued"].groups) == (ops.Amount(), 2)
+    assert all("rejected" in groups for groups in view.environments.values())
+    await run.batch(0)
+    await run.store.call(commands.reject(run.run_id, ops.Reject(run.term, 0, ["a/0"], "")))
+    assert (await run.view()).groups["rejected"].groups == 1

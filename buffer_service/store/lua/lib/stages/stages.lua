@@ -50,7 +50,8 @@ function Stages.states(ctx)
       known[name], names[#names + 1] = true, name
     end
   end
-  for _, name in ipairs(ctx.policy.stages) do
+  -- A run of a service of 0.1.0 may be looked at before it has the field.
+  for _, name in ipairs(ctx.policy.stages or {}) do
     know(name)
   end
   Queue.count(ctx)
