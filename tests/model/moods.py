@@ -129,7 +129,7 @@ MOODS = {
         ("blocking", "limited"),
     ),
     "paced": Mood(
-        {**STEADY, "fall_behind": 14, "train": 6, "fill_and_pull": 4, "publish": 3, "resume": 1, "update_policy": 1},
+        {**STEADY, "fall_behind": 22, "train": 6, "fill_and_pull": 4, "publish": 3, "resume": 1, "update_policy": 1},
         ("foresighted",),
     ),
     "direct": Mood(
