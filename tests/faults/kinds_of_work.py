@@ -24,7 +24,7 @@ from trainer_client.batch import Group, Sample
 
 BATCH_GROUPS = 3
 GROUP_SIZE = 2
-STEPS = 20
+STEPS = 28
 POLICY = Policy(
     batch_groups=BATCH_GROUPS,
     max_queued_groups=4 * BATCH_GROUPS,

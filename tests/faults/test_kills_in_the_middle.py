@@ -93,10 +93,14 @@ def test_what_is_trained_is_whole_and_trained_once(kind: str, tmp_path: Path, to
 
         def under_way() -> None:
             steps = len(journal.of("step"))
-            until(
-                lambda: len(journal.of("step")) > steps and client.ledger(RUN).tasks.leased > 0,
-                "a step, and work",
-            )
+
+            def holds() -> bool:
+                done = journal.of("step")
+                # A machine that is quick enough may be through before the next death: what is left is still judged.
+                through = bool(done) and done[-1][0] == STEPS - 1
+                return through or (len(done) > steps and client.ledger(RUN).tasks.leased > 0)
+
+            until(holds, "a step, and work")
 
         until(lambda: RUN in client.runs(), "the trainer has made the run")
         dying = [sys.executable, "-m", "tests.faults.dying", "worker"]
