@@ -37,6 +37,12 @@ def stand_still(rpc: Rpc) -> None:
     run.report("engine-1", weights_pb2.ENGINE_STATE_QUARANTINED)
 
 
+def stall(rpc: Rpc) -> None:
+    """A run whose groups wait in a stage that nobody works for."""
+    run = rpc.create(batch_groups=2, stages=["reference"])
+    run.fill(2)
+
+
 def lag(rpc: Rpc) -> None:
     """A run with work whose one engine has version 0, twelve behind, and that trains on what it made."""
     run = rpc.create(batch_groups=2)

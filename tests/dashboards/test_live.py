@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from buffer_service.security.roles import Role
-from tests.dashboards.faults import BlockedPush, Repeated, connected, full, hold, lag, stand_still, write
+from tests.dashboards.faults import BlockedPush, Repeated, connected, full, hold, lag, stall, stand_still, write
 from tests.dashboards.loop import RUN, Trainer, worker
 from tests.dashboards.prometheus import NAMESPACE, WINDOW, Prometheus, prometheus
 from tests.security.guarded import add_token
@@ -119,6 +119,7 @@ def test_every_panel_has_data_and_every_alert_is_alive(tmp_path: Path) -> None:
             stand_still(rpc)
             hold(rpc)
             lag(rpc)
+            stall(rpc)
             repeated.start()
             blocked = BlockedPush(rpc)
             until(lambda: {"it"} - {"it" for v in seen.values("rollout_buffer_blocked_pushes") if v}, "a blocked push")
