@@ -1,7 +1,7 @@
 """The demo's two other processes, the buffer service and a rollout worker, as a user would start them.
 
-Invariant: leaving the context ends both, also after an error, Ctrl-C or SIGTERM, and a process that dies early is
-reported with the end of its log.
+Invariants: leaving the context ends both, also after an error, Ctrl-C or SIGTERM. A process that dies early is reported
+with the end of its log.
 """
 
 import json
