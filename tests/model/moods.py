@@ -194,7 +194,7 @@ MOODS = {
         ("equal",),
     ),
     "operated": Mood(
-        {**STEADY, "pause": 4, "drain": 4, "go_on": 3, "delete_and_create": 8, "flood": 3, "update_policy": 3},
+        {**STEADY, "pause": 4, "drain": 4, "go_on": 3, "delete_and_create": 4, "flood": 3, "update_policy": 3},
         ("recording",),
     ),
     "waiting": Mood(
