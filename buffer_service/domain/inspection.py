@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeAlias, TypeVar
 
+from buffer_service.domain.admission import OpenStep, capacity
 from buffer_service.domain.policy import UNSET, RunPolicy
 
 Position: TypeAlias = tuple[int | str, ...]
@@ -169,6 +170,28 @@ class AdmissionClock:
     """Thousandths of max_lookahead that a controller has in effect; UNSET: the policy's."""
     missing: int = 0
     """Groups that complete steps are still to get for rejected ones."""
+
+    @property
+    def unpublished_steps(self) -> int:
+        """Complete steps that the last publish did not cover."""
+        return self.next_step - self.published_steps
+
+    @property
+    def open_step(self) -> OpenStep:
+        """The step that takes groups."""
+        return OpenStep(self.open_target, self.forming)
+
+    def room(self, policy: RunPolicy, leased: int) -> int | None:
+        """Groups that may still be leased by engines with the newest weights, as `capacity` says."""
+        return capacity(
+            policy,
+            unpublished_steps=self.unpublished_steps,
+            open_step=self.open_step,
+            queued=self.queued,
+            leased=leased,
+            lookahead_milli=self.lookahead_milli,
+            missing=self.missing,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     )
     stages_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(store, lines, drain), server)
     evaluations_pb2_grpc.add_EvaluationServiceServicer_to_server(EvaluationServicer(store, lines, readers), server)
-    externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(ScalerServicer(store, gate, drain), server)
+    externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(ScalerServicer(store, gate, lines), server)
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(InspectServicer(store), server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

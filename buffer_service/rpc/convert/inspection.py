@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from buffer_service.domain import inspection as ins
-from buffer_service.domain.admission import OpenStep, capacity, required_version
+from buffer_service.domain.admission import required_version
 from buffer_service.domain.gate import oldest_useful_version
 from buffer_service.domain.policy import UNSET, RunPolicy, StaleAction
 from buffer_service.domain.timeline import next_train_version
@@ -196,26 +196,17 @@ def _names(head: bytes) -> dict[int, str]:
 
 
 def _to_admission(policy: RunPolicy, clock: ins.AdmissionClock, leased: int) -> pb.Admission:
-    unpublished = clock.next_step - clock.published_steps
+    unpublished = clock.unpublished_steps
     train_version = next_train_version(clock.published_version, unpublished, policy.batches_per_publish)
-    open_step = OpenStep(clock.open_target, clock.forming)
     rooms = {
-        rule: capacity(
-            replace(policy, **_WAITS_FOR_NOBODY, **without),  # type: ignore[arg-type]
-            unpublished_steps=unpublished,
-            open_step=open_step,
-            queued=clock.queued,
-            leased=leased,
-            lookahead_milli=clock.lookahead_milli,
-            missing=clock.missing,
-        )
+        rule: clock.room(replace(policy, **_WAITS_FOR_NOBODY, **without), leased)  # type: ignore[arg-type]
         for rule, without in _RULES.items()
     }
     required = required_version(
         policy,
         published=clock.published_version,
         unpublished_steps=unpublished,
-        open_step=open_step,
+        open_step=clock.open_step,
         queued=clock.queued,
         leased=leased,
         missing=clock.missing,

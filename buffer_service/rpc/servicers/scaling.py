@@ -5,7 +5,6 @@ evaluations. A run that is not there has none, so its pool may go down to no pod
 its calls; where the service asks for one, it is in the trigger's metadata.
 """
 
-import asyncio
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from typing import Any
 import grpc.aio
 
 from buffer_service import commands
-from buffer_service.domain.admission import OpenStep, capacity
 from buffer_service.domain.inspection import Waits
-from buffer_service.domain.ports import RunStore
+from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.convert import fields
-from buffer_service.rpc.flow.drain import Drain
+from buffer_service.rpc.flow.waiting import WaitingLines
 from buffer_service.security.gate import Gate
 from buffer_service.security.roles import SCALER, SCALER_PREFIX
 from buffer_wire.errors import InvalidField, NotReady, UnknownRun
@@ -29,7 +27,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 METRIC = "rollout_groups"
 GROUPS_PER_WORKER = 16.0
-_LOOK_EVERY_S = 1.0
+_LOOK_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
 
     store: RunStore
     gate: Gate
-    drain: Drain
+    lines: WaitingLines
 
     async def IsActive(self, request: pb.ScaledObjectRef, _: Context) -> pb.IsActiveResponse:
         """True while there is work."""
@@ -49,12 +47,14 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
         told: bool | None = None
         while True:
             # Each look asks for the token again: it may be revoked.
-            if (active := await self._wanted(self._run(request)) > 0) is not told:
+            run_id = self._run(request)
+            ticket = self.lines.ticket(run_id, Topic.TASKS)
+            if (active := await self._wanted(run_id) > 0) is not told:
                 told = active
                 yield pb.IsActiveResponse(result=active)
             try:
-                async with self.drain.interruptible():
-                    await asyncio.sleep(_LOOK_EVERY_S)
+                # New tasks give a hint. That work has ended gives none, and is in no hurry.
+                await self.lines.hint(run_id, Topic.TASKS, ticket, longest_s=_LOOK_EVERY_S)
             except NotReady:
                 return
 
@@ -101,15 +101,6 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
 
 
 def _leasable(waits: Waits) -> int:
-    """Due tasks that admission lets be leased by engines with the newest weights."""
-    clock = waits.clock
-    room = capacity(
-        waits.policy,
-        unpublished_steps=clock.next_step - clock.published_steps,
-        open_step=OpenStep(clock.open_target, clock.forming),
-        queued=clock.queued,
-        leased=waits.leased,
-        lookahead_milli=clock.lookahead_milli,
-        missing=clock.missing,
-    )
-    return clock.due_tasks if room is None else max(0, min(clock.due_tasks, room))
+    """Due tasks that admission lets be leased."""
+    room, due = waits.clock.room(waits.policy, waits.leased), waits.clock.due_tasks
+    return due if room is None else max(0, min(due, room))
