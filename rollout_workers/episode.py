@@ -31,11 +31,11 @@ from buffer_wire.errors import InvalidField
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.types import FinishReason
 from rollout_workers.errors import EpisodeFull, PromptRefused
+from rollout_workers.generation.columns.given import Columns, both, check_name, returned
 from rollout_workers.generation.engine_calls import EMPTY_CALLS, EngineCalls
-from rollout_workers.generation.given import Columns, both, check_name, returned
 from rollout_workers.generation.prompts import Conversation, Prompts, Tokenizer, messages_of
 from rollout_workers.generation.rows import Rows
-from rollout_workers.generation.samples import SampleProgress, TokenIds, TurnNote
+from rollout_workers.generation.sample import SampleProgress, TokenIds, TurnNote
 from rollout_workers.generation.sampling import request_of
 
 

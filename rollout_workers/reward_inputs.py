@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollout_workers.generation.samples import TokenIds
+from rollout_workers.generation.sample import TokenIds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,9 +29,10 @@ from buffer_wire.errors import InvalidField
 from rollout_workers.counters import describe
 from rollout_workers.errors import PolicyError, PromptRefused, RewardFailed
 from rollout_workers.functions import is_coroutine, load
-from rollout_workers.generation.given import Columns, per_sample, ragged, returned
+from rollout_workers.generation.columns.given import Columns, per_sample, ragged, returned
 from rollout_workers.generation.prompts import Prompts
-from rollout_workers.generation.samples import ROW_STRIDE, GroupProgress, TokenIds
+from rollout_workers.generation.sample import TokenIds
+from rollout_workers.generation.samples import ROW_STRIDE, GroupProgress
 from rollout_workers.reward_inputs import RewardInput, RewardTurn
 from rollout_workers.rewarding.processes import RewardProcesses
 from rollout_workers.rewarding.threads import RewardThreads

@@ -24,7 +24,7 @@ from rollout_workers.errors import EpisodeFull
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rollout_workers.generation.samples import TokenIds
+    from rollout_workers.generation.sample import TokenIds
 
 NOT_REPEATED = "not_repeated"
 """Reason of discarded tokens: the agent was called again, and did not ask for them again."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from rollout_workers.agents.asked import Message, RequestRefused
 from rollout_workers.generation.prompts import Tokenizer
-from rollout_workers.generation.samples import TokenIds
+from rollout_workers.generation.sample import TokenIds
 
 _AROUND = 40
 """Characters shown of a place where two texts differ."""

@@ -20,7 +20,7 @@ from buffer_wire.images.reading import ImageRefused, ImageRules, ImageUnavailabl
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.engine.types import PromptImage
 from rollout_workers.errors import PromptRefused
-from rollout_workers.generation.samples import TokenIds
+from rollout_workers.generation.sample import TokenIds
 
 MOST_BYTES = 4 << 30
 """Bytes of images on disk above which those go that nobody has used for IDLE_S."""

@@ -16,7 +16,7 @@ from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.types import EngineInfo, PromptImage
 from rollout_workers.errors import PromptRefused
 from rollout_workers.generation.images import expanded
-from rollout_workers.generation.samples import TokenIds
+from rollout_workers.generation.sample import TokenIds
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Messages for a chat template: role, content, and whatever else it reads."""

@@ -6,8 +6,9 @@ from typing import Protocol
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.errors import EpisodeFull, PolicyError
-from rollout_workers.generation.given import Columns, is_finite, of_trajectory
-from rollout_workers.generation.samples import GroupProgress, SampleProgress
+from rollout_workers.generation.columns.given import Columns, is_finite, of_trajectory
+from rollout_workers.generation.sample import SampleProgress
+from rollout_workers.generation.samples import GroupProgress
 
 
 class Row(Protocol):

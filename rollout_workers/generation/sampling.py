@@ -2,7 +2,7 @@
 
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.types import SampleRequest
-from rollout_workers.generation.samples import TokenIds
+from rollout_workers.generation.sample import TokenIds
 
 
 def request_of(

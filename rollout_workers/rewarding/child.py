@@ -35,7 +35,7 @@ def main() -> int:
         from rollout_workers.counters import describe  # noqa: PLC0415
         from rollout_workers.errors import PolicyError  # noqa: PLC0415
         from rollout_workers.functions import load  # noqa: PLC0415
-        from rollout_workers.generation.given import returned, to_message  # noqa: PLC0415
+        from rollout_workers.generation.columns.given import returned, to_message  # noqa: PLC0415
         from rollout_workers.reward_inputs import from_message  # noqa: PLC0415
 
         try:

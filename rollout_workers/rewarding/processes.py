@@ -17,7 +17,7 @@ import sys
 import structlog
 
 from rollout_workers.errors import RewardFailed
-from rollout_workers.generation.given import Returned, from_message
+from rollout_workers.generation.columns.given import Returned, from_message
 from rollout_workers.reward_inputs import RewardInput, to_message
 from rollout_workers.rewarding.child import FRAME
 

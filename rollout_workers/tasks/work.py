@@ -27,7 +27,8 @@ from rollout_workers.generation.attempts import Attempts
 from rollout_workers.generation.images import Images, references_of
 from rollout_workers.generation.limits import LimitsOfTasks
 from rollout_workers.generation.prompts import Prompts
-from rollout_workers.generation.samples import GroupProgress, TokenIds
+from rollout_workers.generation.sample import TokenIds
+from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.generation.sampling import request_of
 from rollout_workers.generation.spread import Spread
 from rollout_workers.rewards import Scorer

@@ -29,23 +29,23 @@ CHANGE = Change(
 """,
         ),
         Edit(
-            "rollout_workers/generation/samples.py",
+            "rollout_workers/generation/sample.py",
             at="    columns: dict[str, EngineColumn] = field(default_factory=dict)\n",
             where="before",
             put="    engine_calls: int = 0\n",
         ),
         Edit(
-            "rollout_workers/generation/samples.py",
+            "rollout_workers/generation/sample.py",
             at='        self.finish = None if new.finish_reason == "abort" else new.finish_reason\n',
             put="        self.engine_calls += 1\n",
         ),
         Edit(
-            "rollout_workers/generation/samples.py",
+            "rollout_workers/generation/sample.py",
             at='    wire.finish_reason = _WIRE_FINISH.get(sample.finish or "", groups_pb2.FINISH_REASON_ABORTED)\n',
             put="    wire.engine_calls = sample.engine_calls\n",
         ),
         Edit(
-            "rollout_workers/generation/samples.py",
+            "rollout_workers/generation/sample.py",
             at="        finish=_FINISH.get(wire.finish_reason),\n",
             put="        engine_calls=wire.engine_calls,\n",
         ),

@@ -12,7 +12,7 @@ from rollout_buffer.v1 import groups_pb2
 from rollout_workers.episode import Episode
 from rollout_workers.errors import SamplesFailed
 from rollout_workers.generation.attempts import Attempts
-from rollout_workers.generation.given import column, ragged, returned
+from rollout_workers.generation.columns.given import column, ragged, returned
 from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.rewards import RewardFunction, RewardInput, per_sample
 from rollout_workers.tasks.scoring import GroupRewards

@@ -10,7 +10,7 @@ from buffer_wire.errors import InvalidField
 from buffer_wire.limits import MAX_SAMPLES
 from rollout_workers.episode import Episode
 from rollout_workers.errors import EpisodeFull, SamplesFailed
-from rollout_workers.generation.given import of_trajectory, returned
+from rollout_workers.generation.columns.given import of_trajectory, returned
 from tests.workers.building import eventually
 from tests.workers.rollout_functions import compacts, plays
 from tests.workers.scene import Scene

@@ -10,7 +10,8 @@ from rollout_buffer.v1 import groups_pb2
 from rollout_workers.engine.token_rows import TokenRows
 from rollout_workers.engine.types import FinishReason, GeneratedSample
 from rollout_workers.errors import GenerationFailed
-from rollout_workers.generation.samples import GroupProgress, Span
+from rollout_workers.generation.sample import Span
+from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.versions import BASE, Version
 from tests.workers.building import generated, lease, task
 

@@ -25,7 +25,7 @@ from rollout_workers.errors import PolicyError
 REWARD_COLUMN = "given_reward"
 """Column of partial rollouts: the reward that a rollout function gave, NaN where it gave none."""
 FINISH_COLUMN = "turn_finish"
-"""Column of partial rollouts: the end of each turn, as an index of samples._TURN_FINISHES."""
+"""Column of partial rollouts: the end of each turn, as an index of group_messages._TURN_FINISHES."""
 
 REWARD = "reward"
 """Key of the reward in a mapping."""
