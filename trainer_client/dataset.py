@@ -33,7 +33,7 @@ from trainer_client.client.driver import PULL_SLICE_S, ClientOptions
 from trainer_client.client.pulling import PullSpec
 from trainer_client.micro_batches import MicroBatches, PullKey
 from trainer_client.session.clock import TrainClock
-from trainer_client.session.puller import Puller, PullSource, pulls_of
+from trainer_client.session.pulls.puller import Puller, PullSource, pulls_of
 from trainer_client.session.session import TrainerSession
 from trainer_client.state import Resumed, RunState
 

@@ -23,8 +23,10 @@ from trainer_client.manifest import (
     manifest_of,
 )
 from trainer_client.publish.publication import Publication, RepeatingPublisher, WeightPublisher, WeightSource
+from trainer_client.session.clock import TrainClock
+from trainer_client.session.metrics import StepMeter
 from trainer_client.session.plan import SessionPlan
-from trainer_client.state import Resumed, RunState, TrainerTime, WeightVersion
+from trainer_client.state import Resumed, RunState, WeightVersion
 from trainer_client.waiting import OnWait
 
 logger = logging.getLogger("trainer_client")
@@ -70,12 +72,13 @@ class Publishing:
         plan: SessionPlan,
         run: RunState,
         start: Resumed,
+        clock: TrainClock,
+        meter: StepMeter,
         on_wait: OnWait | None,
-        time_spent: Callable[[], TrainerTime | None],
     ) -> None:
         self._client = client
-        self._time_spent = time_spent
-        self._run_id = plan.run_id
+        self._clock, self._meter = clock, meter
+        self._run_id, self._rank, self._world_size = plan.run_id, plan.rank, plan.world_size
         self._publisher = plan.publisher
         self._start = start
         self._committed_steps = min(run.committed_steps, start.next_step)
@@ -84,21 +87,20 @@ class Publishing:
         self._on_wait = on_wait
         self._asked = Asked()
 
-    def published_beyond(self, version: int) -> int:
-        """Return the published version of this term, where the trainer knows of `version`.
+    def next_version(self) -> int:
+        """Return the next version that is free in this term.
 
         A publish that was answered with an error can still have taken effect, without enough replicas or with its reply
         lost. Then its number is taken. The weights that are published next are others, and need a number of their own.
         """
-        asked = self._asked
-        if asked.answered and asked.version <= version:
-            return version
-        run = self._client.run(self._run_id)
-        if run.term != self._start.term:
-            return version
-        if run.published.version == asked.version:
-            self._took_effect(asked.manifest, run.committed_steps)
-        return max(version, run.published.version)
+        asked, version = self._asked, self._clock.version
+        if not asked.answered or asked.version > version:
+            run = self._client.run(self._run_id)
+            if run.term == self._start.term:
+                if run.published.version == asked.version:
+                    self._took_effect(asked.manifest, run.committed_steps)
+                self._clock.correct(run.published.version)
+        return self._clock.version + 1
 
     def publish(self, source: WeightSource, version: int, commit_through: int | None) -> None:
         """Offer `source` as `version` and commit. Raises what `TrainerSession.publish` raises."""
@@ -123,26 +125,34 @@ class Publishing:
             if self._publisher is not None:
                 self._publisher.checkpointed(freed)
 
-    def can_repeat(self, version: int) -> bool:
-        """True when engines can get `version` by a repetition only, and the publisher can repeat it."""
-        return isinstance(self._publisher, RepeatingPublisher) and self._publisher.repeats(version)
+    def can_repeat(self) -> bool:
+        """True when engines can get the published weights by a repetition only, and the publisher can repeat them."""
+        publisher = self._publisher
+        return self._rank == 0 and isinstance(publisher, RepeatingPublisher) and publisher.repeats(self._clock.version)
 
-    def repeat(self, version: int) -> bool:
-        """Offer the published weights once more, as `version`; commits nothing. False when no engine could take them.
+    def repeat(self) -> None:
+        """Offer the published weights once more, under a new version; nothing when no engine could take them.
 
-        Raises StaleTerm, VersionConflict and other errors that a later try cannot cure.
+        No step is in them that was not before, so nothing is committed. Raises StaleTerm, VersionConflict and other
+        errors that a later try cannot cure.
         """
         publisher = self._publisher
         if not isinstance(publisher, RepeatingPublisher):
-            return False
+            return
+        if self._world_size > 1:
+            # Their clocks would not know of the version, and judge what they pull by one too low.
+            logger.warning("version %d has to be published once more, by all ranks together", self._clock.version)
+            return
+        version = self.next_version()
         try:
             self._publish(version, publisher.repeat(self._publication(version)), None)
         except RolloutBufferError as error:
             if not worth_repeating(error):
                 raise
             logger.warning("the published weights could not be offered again as version %d: %s", version, error)
-            return False
-        return True
+            return
+        self._clock.correct(version)
+        self._meter.version = version
 
     def _publication(self, version: int) -> Publication:
         return Publication(self._client, self._run_id, self._start.term, version, self._on_wait)
@@ -155,7 +165,7 @@ class Publishing:
             version=version,
             manifest=manifest,
             commit_through=commit_through,
-            time_spent=self._time_spent(),
+            time_spent=self._meter.time_spent(),
         )
         self._took_effect(manifest, done.committed_steps)
         self._asked = Asked(version)

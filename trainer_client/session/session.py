@@ -28,43 +28,27 @@ clock that says which version trains on the next batch. For a sharded model they
 sees that a finite iterable of tasks is used up; it has to tell the others.
 """
 
-import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Self, SupportsFloat
 
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch, Group
 from trainer_client.client.engines import Quorum
-from trainer_client.client.evaluation.blocking import Evaluation
 from trainer_client.client.operations import ServiceClient
-from trainer_client.client.pulling import PullSpec
-from trainer_client.forks import Holder
-from trainer_client.micro_batches import MicroBatches, PullKey, joined, without
+from trainer_client.micro_batches import MicroBatches
 from trainer_client.policy import Policy
-from trainer_client.progress import ProgressBar
 from trainer_client.publish.publication import WeightSource
 from trainer_client.publish.sharded import published_by
 from trainer_client.selection.selection import Selection
-from trainer_client.session.clock import TrainClock
-from trainer_client.session.feeding import feeder_of
-from trainer_client.session.metrics import Doing, StepMeter
+from trainer_client.session.hold import RunHold
 from trainer_client.session.plan import SessionPlan
-from trainer_client.session.prefetch import Prefetcher
 from trainer_client.session.publishing import Publishing, Repeater
-from trainer_client.session.puller import Puller, PullSource, pulls_of
-from trainer_client.state import Rejected, Resumed, RunState
-from trainer_client.tasks import Task
-from trainer_client.waiting import OnWait
-
-logger = logging.getLogger("trainer_client")
-
-MAX_REJECTED = 4_096
-"""Largest number of groups that one call gives back."""
+from trainer_client.session.pulls.incoming import Incoming, pull_of
+from trainer_client.session.pulls.puller import PullSource
+from trainer_client.state import Resumed, RunState
 
 
-class TrainerSession:
+class TrainerSession(RunHold):
     """Session: one trainer's hold on a run, from the `with` of `BufferClient.session` to its end. One thread uses it.
 
     It belongs to the process that opened it. A forked child, which inherits it without its threads, gets UsedAfterFork
@@ -72,91 +56,31 @@ class TrainerSession:
     """
 
     def __init__(self, client: ServiceClient, plan: SessionPlan, run: RunState, start: Resumed) -> None:
-        self._holder = Holder("a session")
-        self._client = client
-        self.run_id = plan.run_id
-        self.policy = run.policy
-        """Effective policy of the run."""
-        self.start = start
-        """Start of this term, which the other ranks need."""
+        super().__init__(client, plan, run, start)
         self.batch_groups = plan.batch_groups
         """Number of groups N of the steps pulled from now on, equal on every rank. With prefetch these are later steps;
         a function of the step states the N of each."""
-        self._rank, self._world_size, self._prefetch = plan.rank, plan.world_size, plan.prefetch
-        self._bar = ProgressBar(plan.options.on_wait) if plan.options.progress else None
-        self._on_wait = self._bar or plan.options.on_wait
-        self._clock = TrainClock(start.version, start.next_step, run.policy.batches_per_publish or 1)
-        self._feeder = feeder_of(client, plan, run.policy, start) if plan.rank == 0 else None
-        self._repeater = Repeater(self._look, self._can_repeat, self._repeat, start)
-        self._direct, self._puller = self._make_pullers(plan)
-        self._pull_key = PullKey(start.next_step)
-        self._lacking: PullKey | None = None
-        """First micro-batch that makes up for rejected groups of a step whose micro-batches are taken one by one."""
-        self._is_whole = True
-        """True when the batch in hand is a whole one."""
+        self._world_size, self._prefetch = plan.world_size, plan.prefetch
+        self._publishing = Publishing(client, plan, run, start, self._clock, self._meter, self._on_wait)
+        self._repeater = Repeater(self._look, self._publishing.can_repeat, self._publishing.repeat, start)
         options = plan.options
         self._selection = Selection(options.filter, options.sampler, options.selection_timeout_s, options.barrier)
         self._unselected: Batch | None = None
         """Batch that was handed out, of which a filter or a sampler has not said yet what is kept."""
-        self._meter = StepMeter(
-            plan.options.on_step,
-            self._look if plan.rank == 0 else None,
-            run,
-            tally=lambda: None if self._feeder is None else self._feeder.tally,
-        )
-        self._publishing = Publishing(client, plan, run, start, self._on_wait, self._meter.time_spent)
+        self._is_whole = True
+        """True when the batch in hand is a whole one."""
         self._micro_batches = MicroBatches()
         """Micro-batches of a whole batch that is not complete yet."""
-
-    @property
-    def client(self) -> ServiceClient:
-        """Client that the session was opened with."""
-        self._holder.check()
-        return self._client
-
-    # ── where it stands ──────────────────────────────────────────────────────
-
-    @property
-    def term(self) -> int:
-        """Term of the trainer."""
-        return self.start.term
-
-    @property
-    def next_step(self) -> int:
-        """Number of steps in the weights, a whole one in hand included; a checkpoint taken now would resume there."""
-        return self._clock.handed_out
-
-    @property
-    def version(self) -> int:
-        """Published version, as far as this process knows."""
-        return self._clock.version
-
-    @property
-    def cursor(self) -> int:
-        """Number of tasks submitted so far, over all terms."""
-        return self._feeder.cursor if self._feeder is not None else self.start.cursor
-
-    @property
-    def exhausted(self) -> bool:
-        """True when every task of the iterable is submitted; never on ranks other than 0, nor without tasks."""
-        return self._feeder is not None and self._feeder.exhausted
-
-    @property
-    def failed(self) -> bool:
-        """True when something failed in the background; `check` and the next batch raise it."""
-        return self._feeder is not None and self._feeder.failed
-
-    def check(self) -> None:
-        """Raise an error of the background work: that of the iterable of tasks, every time; a refusal by the service,
-        once.
-        """
-        self._holder.check()
-        if self._feeder is not None:
-            self._feeder.raise_if_failed()
-
-    def state(self) -> RunState:
-        """Read the whole state of the run."""
-        return self.client.run(self.run_id)
+        source = PullSource(
+            pull=pull_of(client, plan, start, lambda: self.batch_groups),
+            published=lambda: self.state().published.version,
+            exhausted=lambda: self.exhausted,
+            check=self.check,
+            loop=self.client.pull_loop(self.run_id),
+            on_wait=self._on_wait,
+            while_waiting=self._repeater,
+        )
+        self._incoming = Incoming(client, plan, start, source, self._clock, self._meter)
 
     # ── batches ──────────────────────────────────────────────────────────────
 
@@ -169,12 +93,9 @@ class TrainerSession:
         Raises BatchNotReady after `pull_timeout_s`; StaleTerm when another trainer has taken over; whatever the
         iterable of tasks raised; InvalidField in the middle of a step of which `micro_batches` gave a part.
         """
-        if (self._pull_key.micro_batch or self._lacking) and not self._micro_batches:
-            raise InvalidField(
-                "micro_batch",
-                self._pull_key.micro_batch,
-                f"0: micro_batches() gave a part of step {self._pull_key.step}",
-            )
+        if self._incoming.is_amid_step and not self._micro_batches:
+            after = self._incoming.next
+            raise InvalidField("micro_batch", after.micro_batch, f"0: micro_batches() gave a part of step {after.step}")
         if self._unselected is None:
             self._is_whole = True
             self._clock.train()
@@ -237,9 +158,9 @@ class TrainerSession:
                 "others", "False", "True with micro_batches(): a step of these goes on until it is whole"
             )
         ids = [group.group_id for group in groups]
-        returned = self._given_back(batch, ids, reason, barrier, others=others)
-        if barrier is not None:
-            with self._busy("pull_wait"):
+        with self._busy("pull_wait"):
+            returned = self._incoming.give_back(batch, ids, reason, barrier, others=others, is_whole=self._is_whole)
+            if barrier is not None:
                 barrier()
         return returned
 
@@ -255,7 +176,7 @@ class TrainerSession:
             raise InvalidField("filter, sampler", "set", "none where another process pulls")
         self._clock.train()
         self._clock.hand_out(step)
-        self._pull_key = PullKey(step + 1)
+        self._incoming.skip_to(step + 1)
         if self._feeder is not None:
             self._feeder.wake()
 
@@ -297,7 +218,7 @@ class TrainerSession:
         the same.
         """
         with self._busy("publish"):
-            version = self._next_version() if version is None else version
+            version = self._publishing.next_version() if version is None else version
             with published_by(source, leads=self._rank == 0) as gathered_source:
                 if self._rank == 0:
                     self._publishing.publish(gathered_source, version, self._last_step())
@@ -314,7 +235,7 @@ class TrainerSession:
         InvalidField when there is no publisher, or the files of `to_version` are gone; else as `publish`.
         """
         with self._busy("publish"):
-            version = self._next_version() if version is None else version
+            version = self._publishing.next_version() if version is None else version
             if self._rank == 0:
                 self._publishing.rollback(to_version, version)
             self._clock.correct(version)
@@ -349,31 +270,13 @@ class TrainerSession:
             with self._busy("checkpoint"):
                 self._publishing.checkpoint(self.next_step)
 
-    def evaluate(self, tasks: Sequence[Task], *, version: int | None = None, eval_id: str | None = None) -> Evaluation:
-        """Have tasks generated wholly at the published version (None) or an earlier one, beside the training.
-
-        Returns at once; the next version may be published meanwhile. See `BufferClient.evaluate`.
-        """
-        return self.client.evaluate(self.run_id, tasks, term=self.term, version=version, eval_id=eval_id)
-
-    def wait_for_engines(
-        self, count: Quorum = 1, *, timeout_s: float = 600.0, on_wait: OnWait | None = None
-    ) -> RunState:
-        """Wait until `count` engines, or that share of them, are ready with the published version.
-
-        Raises NotReady after `timeout_s`, naming the engines that lag and their last errors.
-        """
-        return self.client.wait_for_engines(
-            self.run_id, self.version, count, term=self.term, timeout_s=timeout_s, on_wait=on_wait
-        )
-
     def close(self) -> None:
         """End feeding and prefetching. The run goes on; a later session resumes it. In a forked child: nothing."""
         if not self._holder.is_here:
             return
         if self._feeder is not None:
             self._feeder.stop()
-        self._puller.stop()
+        self._incoming.stop()
         self._selection.close()
         self._meter.end()
 
@@ -395,65 +298,7 @@ class TrainerSession:
         with self._busy("pull_wait"):
             self.check()
             self._repeater.begin()
-            lacking = self._lacking
-            if lacking is not None and lacking <= self._pull_key:
-                batch = self._direct.take(lacking)
-            else:
-                batch = self._puller.take(self._pull_key)
-                while batch is not None and PullKey.of(batch) < self._pull_key:
-                    # It was pulled here already, in place of rejected groups.
-                    batch = self._puller.take(self._pull_key)
-        if batch is None:
-            self._lacking = None
-            return None
-        self._pull_key = max(self._pull_key, PullKey.after(batch))
-        if lacking is not None and PullKey.of(batch) >= lacking:
-            self._lacking = None if batch.final else PullKey.after(batch)
-        elif lacking is not None and batch.final:
-            # It was the last one when it was pulled.
-            batch = replace(batch, info=replace(batch.info, final=False))
-        return batch
-
-    def _given_back(
-        self, batch: Batch, ids: Sequence[str], reason: str, barrier: Callable[[], object] | None, *, others: bool
-    ) -> Batch:
-        with self._busy("pull_wait"):
-            now = self._rejected(batch.step, ids, reason)
-            if barrier is not None:
-                barrier()
-                now = self._rejected(batch.step, (), reason)
-        kept = without(batch, frozenset(ids), now.info)
-        self._meter.rejected(kept, frozenset(ids))
-        if not others:
-            return replace(kept, info=replace(kept.info, final=True))
-        if self._is_whole:
-            return self._made_up(kept, now)
-        if now.missing_groups and (self._lacking is None or self._lacking.step != batch.step):
-            self._lacking = PullKey(batch.step, now.info.micro_batch + 1)
-            self._clock.take_back(batch.step)
-        return kept
-
-    def _rejected(self, step: int, group_ids: Sequence[str], reason: str) -> Rejected:
-        """Give groups of a step back, or none, and say how the step stands."""
-        parts = [group_ids[first : first + MAX_REJECTED] for first in range(0, len(group_ids), MAX_REJECTED)] or [()]
-        said = [
-            self._client.reject(self.run_id, term=self.term, step=step, group_ids=part, reason=reason) for part in parts
-        ]
-        return said[-1]
-
-    def _made_up(self, kept: Batch, now: Rejected) -> Batch:
-        """Pull what makes a whole batch whole again."""
-        key, parts = PullKey(kept.step, kept.micro_batch + 1), [kept]
-        while not parts[-1].final:
-            with self._busy("pull_wait"):
-                more = self._direct.take(key)
-            if more is None:
-                logger.warning("step %d lacks %d groups, and no others come", kept.step, now.missing_groups)
-                break
-            self._meter.got(more)
-            parts.append(more)
-            key = PullKey.after(more)
-        return joined(parts)
+            return self._incoming.take()
 
     def _hand_out(self, batch: Batch) -> Batch:
         if batch.final:
@@ -463,67 +308,11 @@ class TrainerSession:
         self._meter.got(batch)
         return batch
 
-    @contextmanager
-    def _busy(self, doing: Doing) -> Iterator[None]:
-        """Time the block, in the session's own process, and clear the progress line at its end."""
-        self._holder.check()
-        try:
-            with self._meter.timing(doing):
-                yield
-        finally:
-            if self._bar is not None:
-                self._bar.clear()
-
-    def _groups_of(self, step: int) -> int | None:
-        return self.batch_groups(step) if callable(self.batch_groups) else self.batch_groups
-
-    def _look(self, timeout_s: float) -> RunState:
-        return self.client.run(self.run_id, timeout_s=timeout_s)
-
     def _last_step(self) -> int | None:
         """Return the last step in the weights, of whichever term; None before the first."""
         return self.next_step - 1 if self.next_step else None
-
-    def _next_version(self) -> int:
-        if self._rank == 0:
-            self._clock.correct(self._publishing.published_beyond(self.version))
-        return self.version + 1
 
     def _published(self, version: int, wait_for: Quorum | None, timeout_s: float) -> None:
         self._meter.version = version
         if wait_for is not None and self._rank == 0:
             self.wait_for_engines(wait_for, timeout_s=timeout_s, on_wait=self._on_wait)
-
-    def _can_repeat(self) -> bool:
-        return self._rank == 0 and self._publishing.can_repeat(self.version)
-
-    def _repeat(self) -> None:
-        """Offer the published weights again. No step is in them that was not before, so nothing is committed."""
-        if self._world_size > 1:
-            # Their clocks would not know of the version, and judge what they pull by one too low.
-            logger.warning("version %d has to be published once more, by all ranks together", self.version)
-            return
-        version = self._next_version()
-        if self._publishing.repeat(version):
-            self._clock.correct(version)
-            self._meter.version = version
-
-    def _make_pullers(self, plan: SessionPlan) -> tuple[Puller, Puller | Prefetcher]:
-        """Make the one that pulls when it is asked, and the one that batches come from."""
-        shard = PullSpec(term=self.term, step=self.start.next_step, rank=plan.rank, world_size=plan.world_size)
-        source = PullSource(
-            pull=pulls_of(self._client, self.run_id, shard, self._groups_of),
-            published=lambda: self.state().published.version,
-            exhausted=lambda: self.exhausted,
-            check=self.check,
-            loop=self.client.pull_loop(self.run_id),
-            on_wait=self._on_wait,
-            while_waiting=self._repeater,
-        )
-        timeout_s = plan.options.pull_timeout_s
-        direct = Puller(source, self._clock, timeout_s)
-        if plan.prefetch == 0:
-            return direct, direct
-        return direct, Prefetcher(
-            source, self._clock, timeout_s, prefetch=plan.prefetch, max_bytes=plan.options.max_prefetch_bytes
-        )

@@ -19,8 +19,8 @@ from tests.trainer_client.stand_ins import Shelf, batch_of
 from trainer_client.client.pulling import PullLoop
 from trainer_client.micro_batches import PullKey
 from trainer_client.session.clock import TrainClock
-from trainer_client.session.prefetch import Prefetcher
-from trainer_client.session.puller import Puller, PullSource
+from trainer_client.session.pulls.prefetch import Prefetcher
+from trainer_client.session.pulls.puller import Puller, PullSource
 
 if TYPE_CHECKING:
     from trainer_client.waiting import OnWait, Waiting

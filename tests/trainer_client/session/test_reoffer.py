@@ -180,8 +180,8 @@ def test_of_several_ranks_none_repeats_what_the_others_would_not_know_of(
     publisher = Repeats()
     with client.session(run_id, policy=POLICY, publisher=publisher, world_size=world_size) as session:
         session.publish(weights(1.0))
-        assert session._can_repeat()
-        session._repeat()
+        assert session._publishing.can_repeat()
+        session._publishing.repeat()
         assert session.version == session.state().published.version == (2 if world_size == 1 else 1)
     assert publisher.repeated == ([2] if world_size == 1 else [])
     assert ("by all ranks together" in caplog.text) == (world_size == 2)

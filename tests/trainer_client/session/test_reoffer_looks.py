@@ -15,9 +15,9 @@ from trainer_client import Policy, Resumed, RunState, WeightVersion
 from trainer_client.client.pulling import PullLoop
 from trainer_client.micro_batches import PullKey
 from trainer_client.session.clock import TrainClock
-from trainer_client.session.prefetch import Prefetcher
 from trainer_client.session.publishing import Repeater, engines_without_weights
-from trainer_client.session.puller import Puller, PullSource
+from trainer_client.session.pulls.prefetch import Prefetcher
+from trainer_client.session.pulls.puller import Puller, PullSource
 
 START = Resumed(term=3, next_step=0, next_unassembled_step=0, version=4, cursor=0, feeder_state=b"")
 

@@ -24,7 +24,7 @@ from trainer_client.integrations.prime_rl.output_dir import OutputDir
 from trainer_client.integrations.prime_rl.wire import encode
 from trainer_client.policy import Policy
 from trainer_client.publish.publication import WeightPublisher
-from trainer_client.session.puller import nothing_to_come
+from trainer_client.session.pulls.puller import nothing_to_come
 from trainer_client.session.session import TrainerSession
 from trainer_client.state import RunState
 from trainer_client.tasks import Task

@@ -16,7 +16,7 @@ from trainer_client.batch import Batch
 from trainer_client.client.driver import PULL_SLICE_S, Deadline
 from trainer_client.micro_batches import PullKey
 from trainer_client.session.clock import TrainClock
-from trainer_client.session.puller import PullSource
+from trainer_client.session.pulls.puller import PullSource
 
 logger = logging.getLogger("trainer_client")
 

@@ -1,0 +1,1 @@
+"""Pulls of a session: micro-batches in order, when the trainer asks or ahead of it, and others for rejected groups."""
