@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,13 +21,12 @@ from buffer_wire.errors import InvalidField, RolloutBufferError
 from buffer_wire.payloads.writer import PayloadWriter
 from rollout_workers.counters import Counters
 from rollout_workers.engine.hosts import EngineHost
-from rollout_workers.engine.types import PauseMode
 from rollout_workers.engines import hosts_of, open_engines, open_slot
-from rollout_workers.fleet.fleet import Fleet, Seat
-from rollout_workers.fleet.guard import EngineGuard
+from rollout_workers.fleet.fleet import Fleet
 from rollout_workers.fleet.metrics import WorkerCollector, metrics_server
-from rollout_workers.fleet.reporter import Reporter, report_all
+from rollout_workers.fleet.reporter import report_all
 from rollout_workers.fleet.router import RouterClient, RouterWatch, first_ready
+from rollout_workers.fleet.seats import Seats, Shared
 from rollout_workers.functions import Rollout, is_coroutine, rollout_of
 from rollout_workers.generation.images import Images
 from rollout_workers.generation.limits import Limits, LimitsOfTasks, parsed
@@ -38,21 +37,13 @@ from rollout_workers.rewarding.processes import RewardProcesses
 from rollout_workers.rewards import RewardFunction, Scorer, load_reward, no_reward
 from rollout_workers.service.client import ServiceClient
 from rollout_workers.service.pusher import Pusher
-from rollout_workers.slots.breaker import Breaker
 from rollout_workers.slots.engine_state import Event
-from rollout_workers.slots.inflight import InflightLimit
 from rollout_workers.slots.slot import EngineSlot
-from rollout_workers.tasks.dispatcher import Dispatcher
-from rollout_workers.tasks.drivers import Driver, Together
-from rollout_workers.tasks.evaluation_target import EvaluationTarget
-from rollout_workers.tasks.evaluator import Evaluator
-from rollout_workers.tasks.keeper import LeaseKeeper, hurry_after_publishes
+from rollout_workers.tasks.keeper import hurry_after_publishes
 from rollout_workers.tasks.progress import Progress
 from rollout_workers.tasks.work import Stage, Tools
 from rollout_workers.weights.fetching.fetcher import WeightFetcher
 from rollout_workers.weights.fetching.peers import ReportedPeers
-from rollout_workers.weights.loader import WeightLoader
-from rollout_workers.weights.permits import Permits
 from rollout_workers.weights.server import server_of
 from rollout_workers.weights.transfer.client import WeightClient
 from rollout_workers.weights.watcher import WeightWatcher
@@ -62,18 +53,6 @@ _ANSWERS_S = 2.0
 finished samples are kept."""
 
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """Parts that all engines of the worker have in common."""
-
-    service: ServiceClient
-    tools: Tools
-    evaluating: Tools
-    """Tools for the work of evaluations: their results and counts go apart."""
-    watcher: WeightWatcher
-    fetcher: WeightFetcher
 
 
 class Worker:
@@ -101,9 +80,8 @@ class Worker:
         self._environment_limits = parsed(options.environment_limits)
         self._hosts = hosts if hosts is not None else hosts_of(options)
         self._stop = asyncio.Event()
-        self._drivers: list[Driver] = []
-        self._dispatchers: list[Dispatcher] = []
-        self._keepers: list[LeaseKeeper] = []
+        self._seats: Seats
+        """Seats of the engines at work, from when these are open."""
         self._weights_url = ""
         self._engine_ids: dict[str, str] = {}
         """Ids of engines that a router lists, by URL: one that comes back is known by its old name."""
@@ -225,17 +203,19 @@ class Worker:
         results = Pusher(service, self.evaluated, writer, bundle_bytes=options.bundle_bytes)
         evaluating = replace(tools, pusher=results, counters=self.evaluated)
         watcher = WeightWatcher(service)
+        self._seats = Seats(
+            options, Shared(service, tools, evaluating, watcher, fetcher, self.slots, self._weights_url)
+        )
         parts: list[Coroutine[Any, Any, None]] = [watcher.run(), pusher.run(), results.run()]
-        parts.append(hurry_after_publishes(watcher, self._keepers))
+        parts.append(hurry_after_publishes(watcher, self._seats.keepers))
         if spread is not None:
             parts.append(spread.run())
-        shared = _Shared(service, tools, evaluating, watcher, fetcher)
-        seats = [self._seat(shared, slot, host) for slot, host in zip(slots, self._hosts, strict=True)]
+        seats = [self._seats.seat(slot, host) for slot, host in zip(slots, self._hosts, strict=True)]
         if options.progress_every_s:
             progress = Progress(
                 self.counters,
                 slots,
-                self._drivers,
+                self._seats.drivers,
                 pusher,
                 every_s=options.progress_every_s,
                 evaluated=self.evaluated,
@@ -249,7 +229,7 @@ class Worker:
                 for seat in seats:
                     fleet.add(seat)
                 if router is not None:
-                    background.append(group.create_task(self._follow(router, fleet, shared).run()))
+                    background.append(group.create_task(self._follow(router, fleet).run()))
                 await self._stop.wait()
                 await self._drain(fleet.working)
                 await self._say_stopped(service)
@@ -262,87 +242,9 @@ class Worker:
             await scorer.close()
             await asyncio.gather(*(host.close() for host in self._hosts), return_exceptions=True)
 
-    def _seat(self, shared: "_Shared", slot: EngineSlot, host: EngineHost) -> Seat:
-        """Seat of an engine, with everything that drives it."""
-        options = self.options
-        slot.breaker = Breaker(options.breaker_failures)
-        slot.weights_url = self._weights_url
-        keeper = LeaseKeeper(slot.engine_id, shared.service)
-        if options.evaluations == "only":
-            return self._evaluation_seat(shared, slot, host, keeper)
-        self._keepers.append(keeper)
-        slot.limit = limit = InflightLimit(slot, options.groups_per_engine, kv_target=options.kv_target)
-        dispatcher = Dispatcher(
-            slot,
-            shared.service,
-            keeper,
-            shared.tools,
-            limit=limit,
-            lease_wait_s=options.lease_wait_s,
-            peers=self._dispatchers,
-        )
-        self._dispatchers.append(dispatcher)
-        driver: Driver = dispatcher
-        if options.evaluations == "also":
-            slot.hold = evaluator = self._evaluator(shared, slot, keeper, on_change=dispatcher.look_again)
-            driver = Together(dispatcher, evaluator)
-        self._drivers.append(driver)
-        permits = Permits(slot, shared.watcher)
-        loader = WeightLoader(
-            slot,
-            shared.watcher,
-            shared.fetcher,
-            permits,
-            pause_mode=PauseMode(options.pause_mode),
-            timeout_s=options.reload_timeout_s,
-            weightless=options.simulated is not None,
-        )
-        guard = EngineGuard(slot, host, self.slots, timeout_s=options.engine_timeout_s)
-        reporter = Reporter(slot, shared.service, shared.watcher, permits, options.worker_id)
-        return Seat(slot, host, keeper, driver, [keeper.run(), loader.run(), guard.run(), reporter.run(), limit.run()])
-
-    def _evaluation_seat(self, shared: "_Shared", slot: EngineSlot, host: EngineHost, keeper: LeaseKeeper) -> Seat:
-        """Seat of an engine that works for evaluations only."""
-        options, target = self.options, EvaluationTarget(shared.service)
-        slot.hold = evaluator = self._evaluator(shared, slot, keeper, target=target)
-        self._drivers.append(evaluator)
-        loader = WeightLoader(
-            slot,
-            target,
-            shared.fetcher,
-            Permits(slot, target, unlimited=True),
-            pause_mode=PauseMode(options.pause_mode),
-            timeout_s=options.reload_timeout_s,
-            weightless=options.simulated is not None,
-        )
-        guard = EngineGuard(slot, host, self.slots, timeout_s=options.engine_timeout_s)
-        return Seat(slot, host, keeper, evaluator, [keeper.run(), loader.run(), guard.run()], is_reported=False)
-
-    def _evaluator(
-        self,
-        shared: "_Shared",
-        slot: EngineSlot,
-        keeper: LeaseKeeper,
-        *,
-        on_change: Callable[[], None] | None = None,
-        target: EvaluationTarget | None = None,
-    ) -> Evaluator:
-        options = self.options
-        return Evaluator(
-            slot,
-            shared.service,
-            keeper,
-            shared.evaluating,
-            concurrency=options.groups_per_engine,
-            hold_s=options.evaluation_hold_s,
-            lease_wait_s=options.lease_wait_s,
-            on_change=on_change,
-            target=target,
-        )
-
     # ── engines that come and go ─────────────────────────────────────────────
 
-    def _follow(self, router: RouterClient, fleet: Fleet, shared: "_Shared") -> RouterWatch:
+    def _follow(self, router: RouterClient, fleet: Fleet) -> RouterWatch:
         by_url = {seat.slot.info.address: seat for seat in fleet.seats}
 
         async def add(url: str) -> None:
@@ -359,7 +261,7 @@ class Worker:
             _log.info("engine joins", engine=engine_id, address=url, loaded=slot.loaded.label)
             self._hosts = [*self._hosts, host]
             self.slots.append(slot)
-            by_url[url] = self._seat(shared, slot, host)
+            by_url[url] = self._seats.seat(slot, host)
             fleet.add(by_url[url])
 
         async def remove(url: str) -> None:
@@ -367,12 +269,7 @@ class Worker:
 
             def gone() -> None:
                 by_url.pop(url, None)
-                self.slots.remove(seat.slot)
-                self._drivers.remove(seat.driver)
-                if seat.keeper in self._keepers:
-                    at = self._keepers.index(seat.keeper)
-                    del self._keepers[at], self._dispatchers[at]
-                shared.fetcher.release(seat.slot.engine_id)
+                self._seats.forget(seat)
 
             await fleet.remove(seat, grace_s=self.options.drain_grace_s, on_gone=gone)
             self._hosts = [host for host in self._hosts if host is not seat.host]
@@ -381,21 +278,21 @@ class Worker:
 
     async def _drain(self, working: Sequence[asyncio.Task[None]]) -> None:
         began, grace_s = time.monotonic(), self.options.drain_grace_s
-        _log.info("draining", leases=sum(driver.held for driver in self._drivers), grace_s=grace_s)
+        _log.info("draining", leases=sum(driver.held for driver in self._seats.drivers), grace_s=grace_s)
 
         def left(share: float) -> float:
             return max(began + share * grace_s - time.monotonic(), 0.0)
 
-        for driver in self._drivers:
+        for driver in self._seats.drivers:
             driver.stop()
         await asyncio.wait(working, timeout=min(_ANSWERS_S, left(0.7)))
-        for driver in self._drivers:
+        for driver in self._seats.drivers:
             driver.cut(Stage.PUSHING)
         await asyncio.wait(working, timeout=left(0.7))
-        for driver in self._drivers:
+        for driver in self._seats.drivers:
             driver.cut(*Stage)
         await asyncio.wait(working, timeout=left(0.9))
-        held = sum(driver.held for driver in self._drivers)
+        held = sum(driver.held for driver in self._seats.drivers)
         for task in working:
             task.cancel()
         if held:

@@ -1,7 +1,6 @@
 """The engines of a worker at work: each with the parts that drive it, added and removed while the worker runs.
 
-Invariants: the lists `slots`, `drivers` and `keepers` are always those of the engines at work; an engine that is
-removed gets no new work, hands back what it was doing, and is reported as stopped.
+Invariant: an engine that is removed gets no new work, hands back what it was doing, and is reported as stopped.
 """
 
 import asyncio

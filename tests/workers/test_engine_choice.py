@@ -94,7 +94,7 @@ async def test_an_engine_where_others_wait_gets_no_lease_until_they_are_done(fak
         await fake.submit(*(task(f"t{i}") for i in range(10)))
         await fake.until(lambda: len(fake.results()) == 10)
         assert (busy.calls, {request.engine_id for request in fake.lease_requests}) == (0, {"w.e1"})
-        assert "7 requests wait in it" in worker._dispatchers[0].waiting_on
+        assert "7 requests wait in it" in worker._seats.dispatchers[0].waiting_on
         busy.others = EngineLoad(running=3, waiting=0, token_usage=0.1)
         await fake.until(lambda: any(request.engine_id == "w.e0" for request in fake.lease_requests))
 

@@ -130,7 +130,7 @@ async def test_worker_scores_in_processes_and_ends_them(fake: FakeService, tmp_p
     made: dict[str, Any] = {"reward_processes": 2, "max_sample_attempts": 1}
     async with working(fake, tmp_path, judge=OBEDIENT, **made) as running:
         await fake.until(lambda: len(fake.results()) == 3 and len(fake.returns) == 1)
-        scorer = running.worker._dispatchers[0]._leases._tools.scorer
+        scorer = running.worker._seats.dispatchers[0]._leases._tools.scorer
         assert scorer._processes is not None
         pids = scorer._processes.pids
         assert pids

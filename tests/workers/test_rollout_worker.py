@@ -92,7 +92,7 @@ async def test_stop_keeps_finished_siblings_and_another_worker_makes_the_others(
     made: dict[str, Any] = {"simulated": QUICK, "rollout": Rollout("m:f", rollout)}
     async with working(fake, tmp_path, **made) as first:
         await fake.until(lambda: bool(fake.tasks["t1"].leased_to))
-        await first.worker._dispatchers[0]._slot.changes.until(lambda: first.engine.answered.total() == 4)
+        await first.worker._seats.dispatchers[0]._slot.changes.until(lambda: first.engine.answered.total() == 4)
         await first.end()
     (returned,) = given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)
     finishes = [sample.finish_reason for sample in returned.partial_rollout.header.samples]
@@ -126,7 +126,7 @@ async def test_stop_during_turns_is_no_failure_and_a_resumable_function_loses_no
     made: dict[str, Any] = {"rollout": Rollout("m:f", Turns())}
     async with working(fake, tmp_path, simulated=slow, **made) as first:
         await fake.until(lambda: sum(bool(t.leased_to) for t in fake.tasks.values()) == 3)
-        await first.worker._dispatchers[0]._slot.changes.until(lambda: first.engine.answered.total() >= 12)
+        await first.worker._seats.dispatchers[0]._slot.changes.until(lambda: first.engine.answered.total() >= 12)
         await first.end()
     assert len(given_back(fake, tasks_pb2.RETURN_KIND_INTERRUPTED)) == 3
     assert first.worker.counters.tokens_discarded == {}

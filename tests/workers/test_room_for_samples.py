@@ -39,7 +39,7 @@ async def test_a_group_whose_last_sample_runs_holds_one_slot(
         # Room for 8 samples: with the last one of five groups there is none for another four.
         await fake.until(lambda: sum(bool(t.leased_to) for t in fake.tasks.values()) == 5)
         await time_passes(0.3)
-        slot, driver = running.worker.slots[0], running.worker._drivers[0]
+        slot, driver = running.worker.slots[0], running.worker._seats.drivers[0]
         assert (driver.held, driver.generating, slot.in_flight, most) == (5, 5, 5, 8)
     for back in fake.returns:
         ends = [sample.finish_reason for sample in back.partial_rollout.header.samples]

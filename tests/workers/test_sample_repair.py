@@ -329,7 +329,8 @@ async def test_lease_that_is_lost_before_a_sample_is_generated_again_ends_there(
     judge = Judge(2)
     await fake.submit(task("t1"))
     async with working(fake, tmp_path, reward=judge) as running:
-        dispatcher = running.worker._dispatchers
+        await fake.until(lambda: bool(fake.tasks["t1"].leased_to))
+        dispatcher = running.worker._seats.dispatchers
         await fake.until(
             lambda: any(work.stage is Stage.SCORING for d in dispatcher for work in d._leases.works.values())
         )

@@ -59,7 +59,7 @@ async def test_surplus_takes_room_and_a_partial_rollout_has_the_size_of_the_grou
         # Room for 20: three groups of 6, of each of which one ends.
         await fake.until(lambda: sum(bool(leased.leased_to) for leased in fake.tasks.values()) == 3)
         await time_passes(0.3)
-        assert (running.worker.slots[0].in_flight, running.worker._drivers[0].held) == (15, 3)
+        assert (running.worker.slots[0].in_flight, running.worker._seats.drivers[0].held) == (15, 3)
     for back in fake.returns:
         finishes = [sample.finish_reason for sample in back.partial_rollout.header.samples]
         assert finishes.count(groups_pb2.FINISH_REASON_STOP) == 1, "what is finished is kept"

@@ -108,7 +108,7 @@ async def test_idle_worker_waits_politely_while_the_run_drains(
             # From now on, for the start itself may take longer.
             monkeypatch.setattr("rollout_workers.tasks.dispatcher._WARN_AFTER_S", 0.1)
             await fake.until(lambda: len(fake.lease_requests) >= 5)
-            assert "being drained" in running.worker._dispatchers[0].waiting_on
+            assert "being drained" in running.worker._seats.dispatchers[0].waiting_on
             # Continued: there is work again.
             await fake.submit(task("t1"))
             await fake.until(all_done(fake))

@@ -52,7 +52,7 @@ async def test_stop_pushes_groups_that_are_made(fake: FakeService, tmp_path: Pat
     async with working(fake, tmp_path) as running:
         await fake.until(lambda: bool(fake.bundles))
         running.worker.stop()
-        await eventually(lambda: running.worker._dispatchers[0]._stopping)
+        await eventually(lambda: running.worker._seats.dispatchers[0]._stopping)
         fake.hold_pushes.set()
     assert len(fake.results()) == 3
     assert fake.returns == []
