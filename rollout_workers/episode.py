@@ -20,10 +20,9 @@ each sub-agent, one for each side of a game.
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,11 +31,11 @@ from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.types import FinishReason
 from rollout_workers.errors import EpisodeFull, PromptRefused
 from rollout_workers.generation.columns.given import Columns, both, check_name, returned
-from rollout_workers.generation.engine_calls import EMPTY_CALLS, EngineCalls
+from rollout_workers.generation.engine_calls import EngineCalls
 from rollout_workers.generation.prompts import Conversation, Prompts, Tokenizer, messages_of
-from rollout_workers.generation.rows import Rows
 from rollout_workers.generation.sample import SampleProgress, TokenIds, TurnNote
-from rollout_workers.generation.sampling import request_of
+from rollout_workers.generation.trajectory.rows import Rows
+from rollout_workers.generation.trajectory.turns import room_of, write_turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,8 +153,7 @@ class Episode:
     @property
     def room(self) -> int:
         """Tokens that still fit, the environment's and the model's together."""
-        info = self._calls.slot.info
-        return max(info.context_length - len(self.prompt_ids) - len(self.progress), 0)
+        return room_of(self._calls, self._index)
 
     # ── acting ───────────────────────────────────────────────────────────────
 
@@ -182,7 +180,12 @@ class Episode:
         self._generating = asyncio.current_task()
         try:
             await self._say_pending()
-            finish = await self._write(most, min_new_tokens, stop, stop_token_ids)
+            finish = await write_turn(
+                self._calls, self.rows, self._index, self._deadline, most, min_new_tokens, stop, stop_token_ids
+            )
+        except EpisodeFull as full:
+            self.full = full
+            raise
         finally:
             self._generating = None
         return self._turn(self.progress.note_turn("assistant", finish))
@@ -340,7 +343,9 @@ class Episode:
 
     def _interject(self, role: str, ids: TokenIds) -> None:
         if len(ids) > self.room:
-            self._raise_full(f"{len(ids)} tokens of the environment where {self.room} fit into the context")
+            why = f"{len(ids)} tokens of the environment where {self.room} fit into the context"
+            self.full = EpisodeFull(self.sample_index, why)
+            raise self.full
         if len(ids):
             self.progress.interject(ids)
             self.progress.note_turn(role)
@@ -357,68 +362,3 @@ class Episode:
         role = str(self._pending[0]["role"])
         self._pending = []
         self._interject(role, self._checked(ids))
-
-    async def _write(self, most: int, fewest: int, stop: Sequence[str], stop_token_ids: Sequence[int]) -> FinishReason:
-        """Generate until the turn is complete."""
-        calls, sample, index = self._calls, self.progress, self._index
-        empty_calls = 0
-        while True:
-            if calls.ended:
-                await _never()
-            began = sample.noted
-            left = self._left(most - (len(sample) - began))
-            if left < 1:
-                if len(sample) > began:
-                    return "length"
-                self._raise_full("max_new_tokens or the context are used up")
-            left_s = self._deadline - time.monotonic()
-            if left_s <= 0:
-                self._fail(calls.failure(f"sample {self.sample_index} was not finished in time"))
-            before = len(sample)
-            input_ids = np.concatenate([self.prompt_ids, sample.output_ids])
-            request = request_of(
-                self.task,
-                index,
-                input_ids,
-                left,
-                generated=sample.generated,
-                stop=tuple(stop),
-                stop_token_ids=tuple(stop_token_ids),
-                min_new_tokens=fewest - (len(sample) - began),
-            )
-            failed = await calls.make([request], left_s)
-            finish, sample.finish = sample.finish, None
-            if finish is not None:
-                return finish
-            empty_calls = empty_calls + 1 if len(sample) == before else 0
-            error = failed.get(index)
-            if len(sample) < before and error is not None:
-                # Its tokens were those of other weights: the function has to begin anew.
-                self._fail(error)
-            if empty_calls == EMPTY_CALLS:
-                error = calls.failure(f"{empty_calls} engine calls in a row were aborted without a token")
-            if error is not None and not calls.ended:
-                sample_index, final = self.sample_index, empty_calls == EMPTY_CALLS
-                calls.say({sample_index: error})
-                if not await calls.may_try_again(sample_index, error, final=final) and not calls.ended:
-                    self._fail(error)
-
-    def _left(self, of_turn: int) -> int:
-        """Tokens that the next engine call may bring."""
-        sample, info = self.progress, self._calls.slot.info
-        if len(self.prompt_ids) + len(sample) > info.max_input_tokens:
-            return 0
-        return min(of_turn, self.task.sampling.max_new_tokens - sample.generated, self.room)
-
-    def _fail(self, error: Exception) -> NoReturn:
-        self.rows.failure = error
-        raise error
-
-    def _raise_full(self, why: str) -> NoReturn:
-        self.full = EpisodeFull(self.sample_index, why)
-        raise self.full
-
-
-async def _never() -> None:
-    """Wait to be cancelled."""
-    await asyncio.get_running_loop().create_future()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.errors import EpisodeFull, PolicyError
@@ -57,6 +57,11 @@ class Rows:
     def ran_full(self) -> Sequence[EpisodeFull]:
         """Errors of the rows into which something did not fit."""
         return [row.full for row in self.all if row.full is not None]
+
+    def fail(self, error: Exception) -> NoReturn:
+        """End the sample by raising this error, whatever the function makes of it."""
+        self.failure = error
+        raise error
 
     async def close(self) -> None:
         """End what the function, which has ended, has left generating."""
