@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from buffer_wire.weights import patch
-from tests.faults.kinds_of_work import KINDS, POLICY, Kind, digest
+from tests.faults.kinds_of_work import KINDS, POLICY, STEPS, Kind, digest
 from trainer_client import BufferClient, ClientOptions, SessionOptions
 from trainer_client.publish import FilesPublisher, files, patches
 
@@ -45,7 +46,7 @@ def die() -> NoReturn:
 
 
 class Journal:
-    """Lines of JSON, each written at once: what was trained in which step, checkpoints, deaths."""
+    """Lines of JSON, each written at once: what was trained in which step, checkpoints, deaths, and the test's ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,6 +95,7 @@ def train(address: str, folder: Path, kind: Kind) -> None:
                 kind.check_group(group, partial(client.read_blob, RUN))
             for sample in batch.samples:
                 kind.check(sample)
+            _hold(journal, batch.step)
             journal.write(step=[batch.step, {group.task_id: digest(group) for group in batch.groups}])
             arrive("pulled")
             session.publish(partial(_save, model(session.version + 1), arrive))
@@ -101,6 +103,12 @@ def train(address: str, folder: Path, kind: Kind) -> None:
             if session.next_step % CHECKPOINT_EVERY == 0:
                 journal.write(checkpoint=session.next_step)
                 session.checkpoint()
+
+
+def _hold(journal: Journal, step: int) -> None:
+    """Wait until the test lets it go on to this step, where it has set an end."""
+    while step >= (journal.of("end") or [STEPS])[-1]:
+        time.sleep(0.02)
 
 
 def _save(content: bytes, arrive: Callable[[str], None], directory: Path) -> None:
