@@ -24,7 +24,7 @@ from bench.reward.cells import GROUP_SIZE, GROUPS, POLICIES, Cell
 from bench.reward.learner import Learner, Samples
 from examples.demo.loop import buffer_tasks
 from examples.demo.model import build_model, save_model, write_weights
-from examples.demo.processes import running
+from examples.demo.processes import worker
 from examples.demo.tasks import ChainSums
 from examples.demo.warmup import expected_exact_match, teacher_batch, warm_up
 from trainer_client import BufferClient, SessionOptions, TrainerSession
@@ -100,27 +100,26 @@ def run(cell: Cell, start: Start, place: Place, directory: Path) -> dict[str, An
     directory.mkdir(parents=True)
     run_id = directory.name
     model = start.model()
-    arguments = [
-        *("worker", "--address", place.address, "--run", run_id, "--reward", "examples.demo.worker_reward:reward"),
+    flags = [
+        *("--reward", "examples.demo.worker_reward:reward", "--drain-grace-s", "5"),
         *("--engine", place.engine_url, "--groups-per-engine", str(GROUPS), "--progress-every-s", "0"),
-        *("--weights-dir", str(directory / "worker-weights"), "--drain-grace-s", "5"),
     ]
     with (
         BufferClient(place.address) as client,
         FilesPublisher(directory / "weights") as publisher,
-        running("rollout worker", arguments, directory / "worker.log") as worker,
+        worker(place.address, run_id, directory, *flags) as started,
         client.session(
             run_id,
             policy=POLICIES[cell.policy],
             tasks=buffer_tasks(ChainSums(cell.seed)),
             publisher=publisher,
-            options=SessionOptions(pull_timeout_s=_PULL_TIMEOUT_S, on_wait=lambda _: worker.check()),
+            options=SessionOptions(pull_timeout_s=_PULL_TIMEOUT_S, on_wait=lambda _: started.check()),
         ) as session,
     ):
         # Whatever the cell before left in the engine is replaced as any weights are.
         session.publish(partial(write_weights, model))
-        session.wait_for_engines(1, timeout_s=_READY_TIMEOUT_S, on_wait=lambda _: worker.check())
-        pids = {"engine": place.engine_pid, "worker": worker.process.pid, "service": place.service_pid}
+        session.wait_for_engines(1, timeout_s=_READY_TIMEOUT_S, on_wait=lambda _: started.check())
+        pids = {"engine": place.engine_pid, "worker": started.process.pid, "service": place.service_pid}
         with _costs(pids) as costs:
             trainer = _Trainer(session, start, Learner(model, cell.loss), place.train_s)
             trainer.train(place.steps)

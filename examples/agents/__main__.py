@@ -7,7 +7,6 @@ After every batch new weights are published and loaded in flight, so that games 
 import argparse
 import itertools
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from examples.agents.model import VOCAB_SIZE
-from examples.demo.processes import running, service
+from examples.agents.model import VOCAB_SIZE, written
+from examples.demo.processes import service, sglang, worker
 from trainer_client import BufferClient, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.batch import Batch
 from trainer_client.publish import FilesPublisher
@@ -72,24 +71,23 @@ def tasks() -> Iterator[Task]:
 
 def run(steps: int, engine: list[str], models: list[Path], scratch: Path) -> Iterator[Figures]:
     """Pull `steps` batches; `engine`: the worker's options that name its engine."""
-    with service(scratch / "service") as (_, address, _):
-        flags = ["--agent", "examples.agents.guessing:play", "--weights-dir", str(scratch / "weights")]
-        arguments = ["worker", "--address", address, "--run", RUN_ID, *flags, *engine]
-        with (
-            running("rollout worker", arguments, scratch / "worker.log") as worker,
-            BufferClient(address) as client,
-            FilesPublisher(scratch / "published") as publisher,
-            client.session(
-                RUN_ID,
-                policy=Policy(batch_groups=8, max_staleness=4),
-                tasks=tasks(),
-                publisher=publisher,
-                options=SessionOptions(pull_timeout_s=300.0, on_wait=lambda _: worker.check()),
-            ) as session,
-        ):
-            for batch, model in zip(itertools.islice(session, steps), itertools.cycle(models), strict=False):
-                yield figures(batch)
-                session.publish(partial(shutil.copytree, model, dirs_exist_ok=True))
+    agent = ("--agent", "examples.agents.guessing:play")
+    with (
+        service(scratch / "service") as (_, address, _),
+        worker(address, RUN_ID, scratch, *agent, *engine) as started,
+        BufferClient(address) as client,
+        FilesPublisher(scratch / "published") as publisher,
+        client.session(
+            RUN_ID,
+            policy=Policy(batch_groups=8, max_staleness=4),
+            tasks=tasks(),
+            publisher=publisher,
+            options=SessionOptions(pull_timeout_s=300.0, on_wait=lambda _: started.check()),
+        ) as session,
+    ):
+        for batch, model in zip(itertools.islice(session, steps), itertools.cycle(models), strict=False):
+            yield figures(batch)
+            session.publish(partial(shutil.copytree, model, dirs_exist_ok=True))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,12 +99,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="agents-") as folder:
         scratch = Path(folder)
-        python = sys.executable if options.simulate else str(options.sglang_python)
-        seeds = [] if options.simulate else [str(seed) for seed in range(MODELS)]
-        program = Path(__file__).with_name("model.py")
-        subprocess.run([python, str(program), str(scratch / "models"), *seeds], check=True)
-        models = sorted((scratch / "models").iterdir())
-        engine = ["--launch", str(models[0]), "--sglang-python", str(options.sglang_python)]
+        models = written(scratch / "models", None if options.simulate else options.sglang_python, count=MODELS)
+        engine = sglang(models[0], options.sglang_python)
         if options.simulate:
             engine = ["--simulate", "--vocab-size", str(VOCAB_SIZE), "--tokenizer", str(models[0])]
         print(f"{'batch':>5} {'samples':>8} {'turns':>6} {'written':>8} {'told':>6} {'mixed':>6} {'reward':>7}")

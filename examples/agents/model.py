@@ -4,6 +4,7 @@
 and for models torch: SGLang's environment has both.
 """
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def save_model(directory: Path, seed: int) -> None:
     )
     Qwen3ForCausalLM(config).save_pretrained(directory)
     save_tokenizer(directory)
+
+
+def written(folder: Path, sglang_python: Path | None, count: int) -> list[Path]:
+    """Directories of `count` models that SGLang's environment has written; without one, of the tokenizer alone."""
+    seeds = [str(seed) for seed in range(count)] if sglang_python else []
+    subprocess.run([str(sglang_python or sys.executable), __file__, str(folder), *seeds], check=True)
+    return sorted(folder.iterdir())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from examples.curriculum.pools import POOLS, Pools
 from examples.demo.learner import Learner
 from examples.demo.loop import train
 from examples.demo.model import build_model, save_model
-from examples.demo.processes import running, service
+from examples.demo.processes import service, sglang, worker
 from examples.demo.tasks import ChainSums
 from examples.demo.warmup import WarmUpConfig, warm_up
 from trainer_client import BufferClient, Policy, SessionOptions
@@ -71,16 +71,12 @@ def main(argv: list[str] | None = None) -> int:
         report = warm_up(model, ChainSums(10_001), WarmUpConfig(target_exact_match=0.5))
         print(f"warm-up: {report.steps} supervised steps, exact match {report.exact_match:.2f} on easy", flush=True)
         save_model(model, scratch / "model")
-        flags = ["--reward", "examples.demo.worker_reward:reward", "--launch", str(scratch / "model")]
-        flags += ["--sglang-python", str(options.sglang_python), "--engine-flag=--dtype", "--engine-flag=float32"]
+        reward = ("--reward", "examples.demo.worker_reward:reward")
+        engine = sglang(scratch / "model", options.sglang_python, "--dtype=float32")
         pools = Pools(1, adaptive=not options.uniform)
         with (
             service(scratch / "service") as (_, address, _),
-            running(
-                "rollout worker",
-                ["worker", "--address", address, "--run", RUN_ID, "--weights-dir", str(scratch / "fetched"), *flags],
-                scratch / "worker.log",
-            ) as worker,
+            worker(address, RUN_ID, scratch, *reward, *engine) as started,
             BufferClient(address) as client,
             FilesPublisher(scratch / "weights") as publisher,
             client.session(
@@ -94,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
                     max_pending_tasks=32,
                     chunk_tasks=8,
                     pull_timeout_s=300.0,
-                    on_wait=lambda _: worker.check(),
+                    on_wait=lambda _: started.check(),
                     on_step=Table(pools),
                 ),
             ) as session,

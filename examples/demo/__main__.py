@@ -14,7 +14,7 @@ from examples.demo.learner import Learner
 from examples.demo.loop import POLICY, RUN_ID, buffer_tasks, train
 from examples.demo.model import build_model, save_model
 from examples.demo.plot import StepRecord, plot_run
-from examples.demo.processes import Child, running, service
+from examples.demo.processes import Child, service, sglang, worker
 from examples.demo.progress import Display
 from examples.demo.records import DemoStep, summarize, write_summary
 from examples.demo.tasks import ChainSums
@@ -67,13 +67,14 @@ def main() -> int:
     with ExitStack() as stack:
         buffer, address, admin = stack.enter_context(service(scratch / "service"))
         display.stage(f"buffer service at {address}, its page at {admin}/, metrics at {admin}/metrics")
-        worker = stack.enter_context(
-            running("rollout worker", _worker_arguments(options, address, scratch), scratch / "worker.log")
-        )
+        flags = ["--reward", "examples.demo.worker_reward:reward", "--groups-per-engine", "16"]
+        flags += ["--engines", str(options.engines)]
+        flags += sglang(scratch / "model", options.sglang_python, "--dtype=float32")
+        started_worker = stack.enter_context(worker(address, RUN_ID, scratch, *flags))
         display.stage(f"worker starts {options.engines} SGLang server(s) on CPU (about 20 s)")
 
         def on_wait(waiting: Waiting) -> None:
-            _check(buffer, worker)
+            _check(buffer, started_worker)
             display.waiting(str(waiting))
 
         client = stack.enter_context(BufferClient(address))
@@ -96,16 +97,6 @@ def main() -> int:
 
     _report(display, out, summarize(steps, run, seed=options.seed, wall_s=time.perf_counter() - started), steps)
     return 0
-
-
-def _worker_arguments(options: argparse.Namespace, address: str, scratch: Path) -> list[str]:
-    return [
-        *("worker", "--address", address, "--run", RUN_ID),
-        *("--reward", "examples.demo.worker_reward:reward"),
-        *("--launch", str(scratch / "model"), "--engines", str(options.engines)),
-        *("--sglang-python", str(options.sglang_python), "--engine-flag=--dtype", "--engine-flag=float32"),
-        *("--groups-per-engine", "16", "--weights-dir", str(scratch / "worker-weights")),
-    ]
 
 
 def _check(*children: Child) -> None:

@@ -1,4 +1,4 @@
-"""The demo's two other processes, the buffer service and a rollout worker, as a user would start them.
+"""The two other processes of an example, the buffer service and a rollout worker, as a user would start them.
 
 Invariants: leaving the context ends both, also after an error, Ctrl-C or SIGTERM. A process that dies early is reported
 with the end of its log.
@@ -22,7 +22,7 @@ _LOG_TAIL_LINES = 25
 
 
 class ProcessDied(RuntimeError):
-    """A process of the demo ended by itself."""
+    """A process of an example ended by itself."""
 
 
 @dataclass(slots=True)
@@ -90,3 +90,20 @@ def service(directory: Path, *, durability: str = "process") -> Iterator[tuple[C
             time.sleep(0.05)
         told = json.loads(note.read_text())
         yield child, told["address"], told["admin"]
+
+
+@contextmanager
+def worker(address: str, run_id: str, directory: Path, *flags: str) -> Iterator[Child]:
+    """A rollout worker of the run, with its log and the weights that it fetches in `directory`.
+
+    `flags`: what else it is told, as the rewards and the engine.
+    """
+    arguments = ["worker", "--address", address, "--run", run_id, "--weights-dir", str(directory / "fetched"), *flags]
+    with running("rollout worker", arguments, directory / "worker.log") as child:
+        yield child
+
+
+def sglang(model: Path, python: Path, *flags: str) -> list[str]:
+    """A worker's flags for an SGLang server of its own, in the environment of `python`. `flags`: the server's."""
+    launch = ["--launch", str(model), "--sglang-python", str(python)]
+    return [*launch, *(f"--engine-flag={flag}" for flag in flags)]

@@ -19,7 +19,7 @@ from transformers import Qwen3ForCausalLM
 
 from examples.demo.loop import buffer_tasks
 from examples.demo.model import build_model, save_model, write_weights
-from examples.demo.processes import running, service
+from examples.demo.processes import service, sglang, worker
 from examples.demo.tasks import ChainSums
 from examples.demo.warmup import WarmUpConfig, warm_up
 from rollout_workers.engine.sglang.launch import SglangLauncher, free_port
@@ -104,16 +104,14 @@ async def main(argv: list[str] | None = None) -> int:
             dtype="float32",
             port=free_port(),
         )
-        flags = ["--reward", "examples.distill.teacher:reward", "--launch", str(scratch / "student")]
-        flags += ["--sglang-python", str(options.sglang_python), "--engine-flag=--dtype", "--engine-flag=float32"]
+        reward = ("--reward", "examples.distill.teacher:reward")
+        engine = sglang(scratch / "student", options.sglang_python, "--dtype=float32")
         launcher = SglangLauncher(teacher)
         os.environ["TEACHER_URL"] = launcher.base_url
-        with service(scratch / "service") as (_, address, _):
-            arguments = ["worker", "--address", address, "--run", RUN_ID, "--weights-dir", str(scratch / "fetched")]
-            # Both engines start side by side; there is no task before the trainer's session.
-            with running("rollout worker", [*arguments, *flags], scratch / "worker.log"):
-                async with launcher:
-                    await asyncio.to_thread(_print, train(student, address, scratch, options.steps))
+        # Both engines start side by side; there is no task before the trainer's session.
+        with service(scratch / "service") as (_, address, _), worker(address, RUN_ID, scratch, *reward, *engine):
+            async with launcher:
+                await asyncio.to_thread(_print, train(student, address, scratch, options.steps))
     return 0
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from examples.demo.processes import Child, running, service
+from examples.demo.processes import Child, service, worker
 from examples.fsdp.tasks import MAX_NEW_TOKENS, VOCAB_SIZE
 
 RUN_ID = "fsdp"
@@ -25,12 +25,12 @@ LENGTHS = ("--length-median", "32", "--length-sigma", "1.0")
 """A response in six is longer than 87 tokens, one in fifty longer than 250."""
 
 
-def worker_arguments(address: str, folder: Path) -> list[str]:
-    """A worker with one simulated engine."""
+def worker_flags() -> list[str]:
+    """The worker's flags, with one simulated engine."""
     return [
-        *("worker", "--address", address, "--run", RUN_ID, "--reward", "examples.fsdp.tasks:reward"),
+        *("--reward", "examples.fsdp.tasks:reward", "--groups-per-engine", "48"),
         *("--simulate", "--vocab-size", str(VOCAB_SIZE), "--slots", str(MAX_NEW_TOKENS), "--tokens-per-s", "1000"),
-        *(*LENGTHS, "--groups-per-engine", "48", "--weights-dir", str(folder / "worker-weights")),
+        *LENGTHS,
     ]
 
 
@@ -80,12 +80,12 @@ def main(argv: list[str] | None = None) -> int:
             out = options.out.resolve()
             out.mkdir(parents=True, exist_ok=True)
         buffer, address, admin = stack.enter_context(service(out / "service"))
-        worker = stack.enter_context(running("rollout worker", worker_arguments(address, out), out / "worker.log"))
+        started_worker = stack.enter_context(worker(address, RUN_ID, out, *worker_flags()))
         print(f"{options.ranks} ranks; service at {address}, its page at {admin}/", flush=True)
         meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fsdp-meeting-"))) / "ranks"
         trainer = ["examples.fsdp.trainer", "--address", address, "--out", str(out), "--steps", str(options.steps)]
         ranks = stack.enter_context(started_ranks(options.ranks, out, [*trainer, "--rendezvous", str(meeting)]))
-        return wait(ranks, buffer, worker)
+        return wait(ranks, buffer, started_worker)
 
 
 if __name__ == "__main__":

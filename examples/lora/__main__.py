@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from examples.demo.processes import running, service
+from examples.demo.processes import service, sglang, worker
 from examples.lora.adapter import TARGETS, Adapter
 from examples.plain.__main__ import prepared_model, tasks
 from examples.plain.loop import POLICY, train_step
@@ -53,10 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     optimizer = torch.optim.AdamW(adapter.parameters(), lr=3e-3)
     with ExitStack() as stack:
         _, address, _ = stack.enter_context(service(out / "service"))
-        command = ["worker", "--address", address, "--run", RUN, "--reward", "examples.plain.reward:even_share"]
-        command += ["--weights-dir", str(out / "worker-weights"), "--launch", str(directory)]
-        command += ["--sglang-python", str(options.sglang_python), *(f"--engine-flag={flag}" for flag in ENGINE)]
-        stack.enter_context(running("rollout worker", command, out / "worker.log"))
+        engine = sglang(directory, options.sglang_python, *ENGINE)
+        stack.enter_context(worker(address, RUN, out, "--reward", "examples.plain.reward:even_share", *engine))
         client = stack.enter_context(BufferClient(address))
         publisher = stack.enter_context(AdapterPublisher(FilesPublisher(out / "adapters", serve="http")))
         session = stack.enter_context(

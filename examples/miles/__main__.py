@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
-from examples.demo.processes import running, service
+from examples.demo.processes import service, worker
 from examples.miles import stand_in
 from trainer_client.integrations.miles import (
     checkpoint_saved,
@@ -86,12 +86,9 @@ def main(argv: list[str] | None = None) -> int:
                 prompt_data=str(prompts), save=str(folder), num_rollout=options.rollouts, save_interval=2,
                 rollout_buffer_address=address, rollout_buffer_run=RUN_ID,
             )  # fmt: skip
-            worker = [
-                "worker", "--address", address, "--run", RUN_ID, "--reward", "examples.miles.__main__:reward",
-                "--simulate", "--tokens-per-s", "2000", "--vocab-size", "128", "--length-median", "8",
-                "--weights-dir", str(folder / "weights"),
-            ]  # fmt: skip
-            with running("rollout worker", worker, folder / "worker.log"):
+            reward = ("--reward", "examples.miles.__main__:reward")
+            engine = ("--simulate", "--tokens-per-s", "2000", "--vocab-size", "128", "--length-median", "8")
+            with worker(address, RUN_ID, folder, *reward, *engine):
                 try:
                     for rollout_id, output in train_async(args):
                         print(f"rollout {rollout_id}: {described(output)}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.demo import vocabulary
-from examples.demo.processes import running, service
+from examples.demo.processes import service, sglang, worker
 from trainer_client import BufferClient, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.batch import Batch
 
@@ -61,21 +61,20 @@ def tasks() -> Iterator[Task]:
 
 def run(steps: int, engine: list[str], scratch: Path) -> Iterator[Figures]:
     """Pull `steps` batches; `engine`: the worker's options that name its engine."""
-    with service(scratch / "service") as (_, address, _):
-        flags = ["--rollout", "examples.multi_turn.calculator:rollout", "--weights-dir", str(scratch / "weights")]
-        arguments = ["worker", "--address", address, "--run", RUN_ID, *flags, *engine]
-        with (
-            running("rollout worker", arguments, scratch / "worker.log") as worker,
-            BufferClient(address) as client,
-            client.session(
-                RUN_ID,
-                policy=Policy(batch_groups=8),
-                tasks=tasks(),
-                options=SessionOptions(pull_timeout_s=300.0, on_wait=lambda _: worker.check()),
-            ) as session,
-        ):
-            for batch in itertools.islice(session, steps):
-                yield figures(batch)
+    rollout = ("--rollout", "examples.multi_turn.calculator:rollout")
+    with (
+        service(scratch / "service") as (_, address, _),
+        worker(address, RUN_ID, scratch, *rollout, *engine) as started,
+        BufferClient(address) as client,
+        client.session(
+            RUN_ID,
+            policy=Policy(batch_groups=8),
+            tasks=tasks(),
+            options=SessionOptions(pull_timeout_s=300.0, on_wait=lambda _: started.check()),
+        ) as session,
+    ):
+        for batch in itertools.islice(session, steps):
+            yield figures(batch)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     engine = ["--simulate", "--tokens-per-s", "2000", "--vocab-size", str(vocabulary.VOCAB_SIZE)]
     if options.model is not None:
-        engine = ["--launch", str(options.model), "--sglang-python", str(options.sglang_python)]
+        engine = sglang(options.model, options.sglang_python)
     print(f"{'batch':>5} {'samples':>8} {'calls':>6} {'written':>8} {'told':>6} {'reward':>7}")
     with tempfile.TemporaryDirectory(prefix="multi-turn-") as scratch:
         for step, row in enumerate(run(options.steps, engine, Path(scratch))):

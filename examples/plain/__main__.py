@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from examples.demo import vocabulary
 from examples.demo.model import build_model, save_model
-from examples.demo.processes import running, service
+from examples.demo.processes import service, sglang, worker
 from examples.plain.loop import LoopOptions, train
 from trainer_client import Group, SamplingParams, Task
 
@@ -71,11 +71,8 @@ def started(out: Path, run_id: str, model: Path, sglang_python: Path | None, sta
     _, address, _ = stack.enter_context(service(out / "service"))
     engine = ["--simulate", "--tokens-per-s", "500", "--vocab-size", str(vocabulary.VOCAB_SIZE)]
     if sglang_python is not None:
-        engine = ["--launch", str(model), "--sglang-python", str(sglang_python), "--engine-flag=--dtype=float32"]
-    flags = ["--reward", "examples.plain.reward:even_share", "--weights-dir", str(out / "worker-weights"), *engine]
-    stack.enter_context(
-        running("rollout worker", ["worker", "--address", address, "--run", run_id, *flags], out / "worker.log")
-    )
+        engine = sglang(model, sglang_python, "--dtype=float32")
+    stack.enter_context(worker(address, run_id, out, "--reward", "examples.plain.reward:even_share", *engine))
     return address
 
 

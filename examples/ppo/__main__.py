@@ -19,7 +19,7 @@ from transformers import Qwen3ForCausalLM
 
 from examples.demo.loop import buffer_tasks
 from examples.demo.model import build_model, load_model, save_model, write_weights
-from examples.demo.processes import running, service
+from examples.demo.processes import service, sglang, worker
 from examples.demo.tasks import ChainSums
 from examples.demo.warmup import warm_up
 from examples.ppo.critic import Critic, gae
@@ -142,18 +142,14 @@ def main(argv: list[str] | None = None) -> int:
         save_model(policy, folder / "model")
         critic = Critic(load_model(folder / "model"))
         critic.save(folder / "critic-0.safetensors")
-        flags = ["--reward", "examples.demo.worker_reward:reward", "--launch", str(folder / "model")]
-        flags += ["--sglang-python", str(options.sglang_python), "--engine-flag=--dtype", "--engine-flag=float32"]
-        with service(folder / "service") as (_, address, _):
-            arguments = ["worker", "--address", address, "--run", RUN_ID, "--weights-dir", str(folder / "fetched")]
-            with running("rollout worker", [*arguments, *flags], folder / "worker.log"):
-                print(f"{'step':>5} {'exact match':>12} {'KL':>7} {'explained':>10} {'staleness':>10} {'critic':>7}")
-                for step, row in enumerate(train(Trainer(policy, critic), address, folder, options.steps)):
-                    if step == 0 or step % 10 == 9:
-                        figures = (row["exact_match"], row["kl"], row["explained"], row["staleness"], row["critic"])
-                        print(
-                            "{:>5} {:>12.3f} {:>7.3f} {:>10.2f} {:>10.2f} {:>7.1f}".format(step, *figures), flush=True
-                        )
+        reward = ("--reward", "examples.demo.worker_reward:reward")
+        engine = sglang(folder / "model", options.sglang_python, "--dtype=float32")
+        with service(folder / "service") as (_, address, _), worker(address, RUN_ID, folder, *reward, *engine):
+            print(f"{'step':>5} {'exact match':>12} {'KL':>7} {'explained':>10} {'staleness':>10} {'critic':>7}")
+            for step, row in enumerate(train(Trainer(policy, critic), address, folder, options.steps)):
+                if step == 0 or step % 10 == 9:
+                    figures = (row["exact_match"], row["kl"], row["explained"], row["staleness"], row["critic"])
+                    print("{:>5} {:>12.3f} {:>7.3f} {:>10.2f} {:>10.2f} {:>7.1f}".format(step, *figures), flush=True)
     return 0
 
 

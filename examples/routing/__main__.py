@@ -20,7 +20,7 @@ from transformers import Qwen3MoeForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from examples.demo import vocabulary
-from examples.demo.processes import running, service
+from examples.demo.processes import service, sglang, worker
 from examples.routing.model import build_model, replayed, routers, save_model
 from trainer_client import BufferClient, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.collate import PaddedBatch, collate
@@ -141,13 +141,11 @@ def main(argv: list[str] | None = None) -> int:
         scratch = Path(directory)
         model = build_model(1)
         save_model(model, scratch / "model")
-        flags = ["--reward", "examples.plain.reward:even_share", "--weights-dir", str(scratch / "fetched")]
-        flags += ["--launch", str(scratch / "model"), "--sglang-python", str(options.sglang_python)]
-        flags += ["--engine-flag=--enable-return-routed-experts", "--engine-flag=--dtype=float32"]
-        with service(scratch / "service") as (_, address, _):
-            arguments = ["worker", "--address", address, "--run", RUN_ID, *flags]
-            with running("rollout worker", arguments, scratch / "worker.log"):
-                _print(train(model, address, scratch, options.steps))
+        reward = ("--reward", "examples.plain.reward:even_share")
+        asked = ("--enable-return-routed-experts", "--dtype=float32")
+        engine = sglang(scratch / "model", options.sglang_python, *asked)
+        with service(scratch / "service") as (_, address, _), worker(address, RUN_ID, scratch, *reward, *engine):
+            _print(train(model, address, scratch, options.steps))
     return 0
 
 

@@ -18,7 +18,7 @@ from transformers import Qwen3ForCausalLM
 
 from examples.demo import vocabulary
 from examples.demo.model import build_model, save_model, write_weights
-from examples.demo.processes import running, service
+from examples.demo.processes import service, worker
 from examples.rows.nim import PILE
 from trainer_client import BufferClient, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.collate import PaddedBatch, collate
@@ -98,28 +98,27 @@ def run(steps: int, engine: list[str], scratch: Path) -> Iterator[Figures]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     if "--simulate" not in engine:
         engine = [*engine, "--launch", str(scratch / "model")]
-    flags = ["--rollout", "examples.rows.nim:rollout", "--weights-dir", str(scratch / "fetched")]
-    with service(scratch / "service") as (_, address, _):
-        arguments = ["worker", "--address", address, "--run", RUN_ID, *flags, *engine]
-        with (
-            running("rollout worker", arguments, scratch / "worker.log") as worker,
-            BufferClient(address) as client,
-            FilesPublisher(scratch / "published", serve="http") as publisher,
-            client.session(
-                RUN_ID,
-                policy=POLICY,
-                tasks=tasks(seeded="--simulate" in engine),
-                publisher=publisher,
-                options=SessionOptions(pull_timeout_s=300.0, on_wait=lambda _: worker.check()),
-            ) as session,
-        ):
-            for pulled in itertools.islice(session, steps):
-                batch = collate(pulled, rows=True, extras=("finished", "moves"))
-                train(model, optimizer, batch)
-                session.publish(partial(write_weights, model))
-                if batch.step % 10 == 9:
-                    session.checkpoint()  # No resume is wanted further back: older versions may go.
-                yield figures(batch)
+    rollout = ("--rollout", "examples.rows.nim:rollout")
+    with (
+        service(scratch / "service") as (_, address, _),
+        worker(address, RUN_ID, scratch, *rollout, *engine) as started,
+        BufferClient(address) as client,
+        FilesPublisher(scratch / "published", serve="http") as publisher,
+        client.session(
+            RUN_ID,
+            policy=POLICY,
+            tasks=tasks(seeded="--simulate" in engine),
+            publisher=publisher,
+            options=SessionOptions(pull_timeout_s=300.0, on_wait=lambda _: started.check()),
+        ) as session,
+    ):
+        for pulled in itertools.islice(session, steps):
+            batch = collate(pulled, rows=True, extras=("finished", "moves"))
+            train(model, optimizer, batch)
+            session.publish(partial(write_weights, model))
+            if batch.step % 10 == 9:
+                session.checkpoint()  # No resume is wanted further back: older versions may go.
+            yield figures(batch)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,7 +6,6 @@ With --simulate the engine only keeps SGLang's timing.
 import argparse
 import itertools
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -14,8 +13,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from examples.agents.model import VOCAB_SIZE
-from examples.demo.processes import running, service
+from examples.agents.model import VOCAB_SIZE, written
+from examples.demo.processes import service, sglang, worker
 from trainer_client import BufferClient, Environment, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.publish import FilesPublisher
 from trainer_client.state import EnvironmentWork
@@ -48,14 +47,10 @@ def run(
     """Yield, for each batch, its groups by environment, its samples by named failure, and the run's work so far."""
     flags = ["--rollout", "examples.sandboxes.programs:rollout", "--prefix-cache", "group"]
     flags += ["--environment-limit", "program.generate_timeout_s=60"]
-    flags += ["--environment-limit", "program.max_sample_attempts=6", "--weights-dir", str(scratch / "weights")]
+    flags += ["--environment-limit", "program.max_sample_attempts=6"]
     with (
         service(scratch / "service") as (_, address, _),
-        running(
-            "rollout worker",
-            ["worker", "--address", address, "--run", RUN_ID, *flags, *engine],
-            scratch / "worker.log",
-        ) as worker,
+        worker(address, RUN_ID, scratch, *flags, *engine) as started,
         BufferClient(address) as client,
         FilesPublisher(scratch / "published") as publisher,
         client.session(
@@ -63,7 +58,7 @@ def run(
             policy=POLICY,
             tasks=tasks(),
             publisher=publisher,
-            options=SessionOptions(pull_timeout_s=300.0, on_wait=lambda _: worker.check()),
+            options=SessionOptions(pull_timeout_s=300.0, on_wait=lambda _: started.check()),
         ) as session,
     ):
         for batch, model in zip(itertools.islice(session, steps), itertools.cycle(models), strict=False):
@@ -83,12 +78,8 @@ def main(argv: list[str] | None = None) -> int:
     work: list[EnvironmentWork] = []
     with tempfile.TemporaryDirectory(prefix="sandboxes-") as folder:
         scratch = Path(folder)
-        python = sys.executable if options.simulate else str(options.sglang_python)
-        program = Path(__file__).parents[1] / "agents/model.py"
-        seeds = [] if options.simulate else ["0", "1"]
-        subprocess.run([python, str(program), str(scratch / "models"), *seeds], check=True)
-        models = sorted((scratch / "models").iterdir())
-        engine = ["--launch", str(models[0]), "--sglang-python", str(options.sglang_python)]
+        models = written(scratch / "models", None if options.simulate else options.sglang_python, count=2)
+        engine = sglang(models[0], options.sglang_python)
         if options.simulate:
             engine = ["--simulate", "--vocab-size", str(VOCAB_SIZE), "--tokenizer", str(models[0])]
         print(f"{'batch':>5} {'program':>8} {'talk':>5} {'no number':>10}")

@@ -29,13 +29,11 @@ COLUMNS = {
 @contextmanager
 def own_service(scratch: Path) -> Iterator[str]:
     """A service and a worker with a simulated engine, for as long as the block runs; the service's address."""
-    from examples.demo.processes import running, service
+    from examples.demo.processes import service, worker
 
     engine = ["--simulate", "--tokens-per-s", "500", "--vocab-size", str(vocabulary.VOCAB_SIZE), "--length-median", "6"]
-    with service(scratch / "service") as (_, address, _):
-        named = ["--address", address, "--run", RUN_ID, "--reward", REWARD, "--weights-dir", str(scratch / "fetched")]
-        with running("rollout worker", ["worker", *named, *engine], scratch / "worker.log"):
-            yield address
+    with service(scratch / "service") as (_, address, _), worker(address, RUN_ID, scratch, "--reward", REWARD, *engine):
+        yield address
 
 
 def write_model(directory: Path) -> Path:

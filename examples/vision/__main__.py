@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import AutoImageProcessor, Glm4vForConditionalGeneration
 from transformers.utils.logging import disable_progress_bar
 
-from examples.demo.processes import running, service
+from examples.demo.processes import service, sglang, worker
 from examples.vision.model import COLOURS, IDS, IMAGE, build_model, build_tokenizer, save
 from trainer_client import BufferClient, ImageRef, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.batch import Batch
@@ -157,16 +157,14 @@ def main(argv: list[str] | None = None) -> int:
         process = processor_of(AutoImageProcessor.from_pretrained(scratch / "model"))  # type: ignore[no-untyped-call]
         warm_up(model, pictures(16, seed=2), process)
         save(model, scratch / "model")
-        flags = ["--reward", "examples.vision.reward:reward", "--launch", str(scratch / "model")]
-        flags += ["--sglang-python", str(options.sglang_python), "--engine-flag=--dtype", "--engine-flag=float32"]
-        with service(scratch / "service") as (_, address, _):
-            arguments = ["worker", "--address", address, "--run", RUN_ID, "--weights-dir", str(scratch / "fetched")]
-            with running("rollout worker", [*arguments, *flags], scratch / "worker.log"):
-                print(f"{'step':>5} {'right':>6} {'|trainer - engine| in log-probability':>38}")
-                for step, row in enumerate(train(model, address, scratch, options.steps, process)):
-                    if step == 0 or step % 5 == 4:
-                        apart = "no token" if np.isnan(row["apart"]) else f"{row['apart']:.2g}"
-                        print(f"{step:>5} {row['right']:>6.3f} {apart:>38}", flush=True)
+        reward = ("--reward", "examples.vision.reward:reward")
+        engine = sglang(scratch / "model", options.sglang_python, "--dtype=float32")
+        with service(scratch / "service") as (_, address, _), worker(address, RUN_ID, scratch, *reward, *engine):
+            print(f"{'step':>5} {'right':>6} {'|trainer - engine| in log-probability':>38}")
+            for step, row in enumerate(train(model, address, scratch, options.steps, process)):
+                if step == 0 or step % 5 == 4:
+                    apart = "no token" if np.isnan(row["apart"]) else f"{row['apart']:.2g}"
+                    print(f"{step:>5} {row['right']:>6.3f} {apart:>38}", flush=True)
     return 0
 
 
