@@ -2,6 +2,7 @@
 environment.
 """
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,12 @@ async def test_wrong_answer_has_its_reward_and_name_wherever_the_function_runs()
 
 async def test_task_has_its_own_time_for_rewards() -> None:
     def slow(sample: RewardInput) -> float:
-        raise TimeoutError("of its own")
+        time.sleep(0.05)
+        return 1.0
 
-    scores = await scorer_of(slow, timeout_s=0.001).score(progress_of(2), [0], timeout_s=10.0)
-    assert "of its own" in str(scores.failures[0])
+    scorer = scorer_of(slow, timeout_s=0.001)
+    assert (await scorer.score(progress_of(2), [0], timeout_s=10.0)).rewards == {0: 1.0}
+    assert "no result within 0.001 s" in str((await scorer.score(progress_of(2), [0])).failures[0])
 
 
 async def test_rollout_function_that_names_an_error_ends_the_sample_there() -> None:
