@@ -130,7 +130,7 @@ MOODS = {
     ),
     "paced": Mood(
         {**STEADY, "fall_behind": 22, "train": 6, "fill_and_pull": 4, "publish": 3, "resume": 1, "update_policy": 1},
-        ("foresighted",),
+        ("foresighted", "ordered"),
     ),
     "direct": Mood(
         {

@@ -247,7 +247,9 @@ def _steered(draw: Draw, values: Values) -> Values:
 def _staged(draw: Draw, values: Values) -> Values:
     """One stage or two, and room for groups to wait in them."""
     stages = draw.pick((("ref",), ("rewards",), ("rewards", "ref"), ("ref", "val"), ("val",)))
-    return {"stages": stages, "max_queued_groups": values["max_queued_groups"] + 3}
+    # Whoever waits for what is in flight has no stages.
+    action = StaleAction.DROP if values["stale_action"] is StaleAction.WAIT else values["stale_action"]
+    return {"stages": stages, "stale_action": action, "max_queued_groups": values["max_queued_groups"] + 3}
 
 
 FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
@@ -267,11 +269,11 @@ FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "foresighted": _foresighted,
     "recording": _recording,
     "rolling": _rolling,
+    "staged": _staged,
     "waiting": _waiting,
     "windowed": _windowed,
     "longest first": _longest_first,
     "steered": _steered,
-    "staged": _staged,
 }
 
 

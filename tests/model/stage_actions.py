@@ -32,7 +32,7 @@ class StageActions(WorkerActions):
             self.stage_leases += [lease.lease_id for lease in leased.leases]
             self.pair.seen["stage:repeated"] += repeated and bool(leased.leases)
             self.pair.seen["stage:leased"] += bool(leased.leases)
-            if leased.leases and draw.rarely(3):
+            if leased.leases and draw.rarely(2):
                 again = self.pair.both("lease_groups", ask)
                 self.pair.seen["stage:repeated"] += again is not None and bool(again.leases)
 
@@ -50,7 +50,8 @@ class StageActions(WorkerActions):
             made = self.facts(draw, task_id if not draw.rarely(24) else "z", int(incarnation), lease_id)
             group = held[lease_id][0].facts if lease_id in held else made
             if not draw.rarely(6):
-                made = dataclasses.replace(made, samples=group.samples, tokens=group.tokens)
+                samples = group.samples + draw.rarely(8)
+                made = dataclasses.replace(made, samples=samples, tokens=group.tokens)
             if draw.rarely(24):
                 made = dataclasses.replace(made, lease_id=lease_id[:-1] + "9")
             facts.append(made)
