@@ -10,9 +10,8 @@ import pytest_asyncio
 from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.launch import SglangLauncher
-from rollout_workers.engine.sglang.server import SglangServerOptions
 from tests.engine.fake_sglang import FakeSglang
-from tests.support.sglang_python import sglang_python
+from tests.support.sglang_python import real_sglang
 from tests.support.tiny_model import TinyModelShape, write_constant_model, write_random_model
 
 SHAPE = TinyModelShape()
@@ -42,15 +41,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 # By module, so that it is gone before another folder's tests start theirs: a server takes 2 GB.
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def launcher(models: Models, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SglangLauncher]:
-    options = SglangServerOptions(
-        python=sglang_python(),
-        model_path=models.random[0],
-        log_path=tmp_path_factory.mktemp("sglang") / "sglang.log",
-        weight_version="1.0",
-        dtype="float32",
-        stop_grace_s=0.5,
-    )
-    async with SglangLauncher(options) as launcher:
+    async with real_sglang(models.random[0], tmp_path_factory.mktemp("sglang")) as launcher:
         yield launcher
 
 

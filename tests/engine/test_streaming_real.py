@@ -15,10 +15,9 @@ from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineUnavailable
 from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.launch import SglangLauncher
-from rollout_workers.engine.sglang.server import SglangServerOptions
 from rollout_workers.engine.types import PauseMode, SampleRequest
 from tests.engine.conftest import CONSTANT_TOKENS, Models
-from tests.support.sglang_python import sglang_python
+from tests.support.sglang_python import real_sglang
 
 # One loop for the module: the tests share a server, and the last one kills it.
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
@@ -29,15 +28,7 @@ STREAMED = ServerOptions(generate_timeout_s=60, stream_interval=8)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(models: Models, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SglangLauncher]:
-    options = SglangServerOptions(
-        python=sglang_python(),
-        model_path=models.constant[0],
-        log_path=tmp_path_factory.mktemp("sglang") / "sglang.log",
-        weight_version="1.0",
-        dtype="float32",
-        stop_grace_s=0.5,
-    )
-    async with SglangLauncher(options) as launcher:
+    async with real_sglang(models.constant[0], tmp_path_factory.mktemp("sglang")) as launcher:
         yield launcher
 
 

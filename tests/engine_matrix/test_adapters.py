@@ -12,10 +12,9 @@ from rollout_workers.engine.calls import ServerOptions
 from rollout_workers.engine.errors import EngineLoadFailed
 from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.launch import SglangLauncher
-from rollout_workers.engine.sglang.server import SglangServerOptions
 from rollout_workers.engine.types import GeneratedSample, PauseMode, SampleRequest
 from tests.support.adapters import write_adapter, write_adapter_and_merged
-from tests.support.sglang_python import sglang_python
+from tests.support.sglang_python import real_sglang
 from tests.support.tiny_model import write_random_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -34,15 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def launcher(base: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SglangLauncher]:
-    options = SglangServerOptions(
-        python=sglang_python(),
-        model_path=base,
-        log_path=tmp_path_factory.mktemp("sglang") / "sglang.log",
-        dtype="float32",
-        stop_grace_s=0.5,
-        extra_flags=FLAGS,
-    )
-    async with SglangLauncher(options) as launcher:
+    async with real_sglang(base, tmp_path_factory.mktemp("sglang"), *FLAGS) as launcher:
         yield launcher
 
 

@@ -16,10 +16,8 @@ from transformers import AutoImageProcessor
 from examples.vision.model import IDS, IMAGE, build_model, save
 from rollout_workers.engine.errors import EngineMalformed
 from rollout_workers.engine.sglang.engine import SglangEngine
-from rollout_workers.engine.sglang.launch import SglangLauncher
-from rollout_workers.engine.sglang.server import SglangServerOptions
 from rollout_workers.engine.types import PauseMode, PromptImage, SampleRequest
-from tests.support.sglang_python import sglang_python
+from tests.support.sglang_python import real_sglang
 from trainer_client.collate.images import processor_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -55,15 +53,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[PromptImage, ...]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SglangEngine]:
-    options = SglangServerOptions(
-        python=sglang_python(),
-        model_path=models[0],
-        log_path=tmp_path_factory.mktemp("sglang") / "sglang.log",
-        weight_version="1.0",
-        dtype="float32",
-        stop_grace_s=0.5,
-    )
-    async with SglangLauncher(options) as launcher:
+    async with real_sglang(models[0], tmp_path_factory.mktemp("sglang")) as launcher:
         made = SglangEngine(launcher.base_url)
         await made.info()
         yield made

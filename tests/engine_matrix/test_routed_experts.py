@@ -14,10 +14,9 @@ from transformers import Qwen3MoeForCausalLM
 
 from rollout_workers.engine.sglang.engine import SglangEngine
 from rollout_workers.engine.sglang.launch import SglangLauncher
-from rollout_workers.engine.sglang.server import SglangServerOptions
 from rollout_workers.engine.types import PauseMode, SampleRequest
 from tests.support.engine_columns import rows_of
-from tests.support.sglang_python import sglang_python
+from tests.support.sglang_python import real_sglang
 from tests.support.tiny_model import TinyModelShape, write_random_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -37,16 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 async def launcher(
     models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[SglangLauncher]:
-    options = SglangServerOptions(
-        python=sglang_python(),
-        model_path=models[0],
-        log_path=tmp_path_factory.mktemp("sglang") / "sglang.log",
-        weight_version="1.0",
-        dtype="float32",
-        stop_grace_s=0.5,
-        extra_flags=("--enable-return-routed-experts",),
-    )
-    async with SglangLauncher(options) as launcher:
+    async with real_sglang(models[0], tmp_path_factory.mktemp("sglang"), "--enable-return-routed-experts") as launcher:
         yield launcher
 
 
