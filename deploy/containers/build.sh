@@ -49,7 +49,7 @@ if [ -z "${BASE:-}" ]; then
     # Bytecode that does not ask for the times of its sources: layers have one time for all.
     # shellcheck disable=SC2016  # hooks expand $1 themselves
     SOURCE_DATE_EPOCH=0 mmdebstrap --quiet --variant=essential \
-        --include=ca-certificates,passwd,python-is-python3,python3,python3-venv \
+        --include=ca-certificates,libstdc++6,passwd,python-is-python3,python3,python3-venv \
         --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
         --customize-hook='chroot "$1" python3 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3.11 /usr/lib/python3' \
