@@ -10,6 +10,7 @@ import structlog
 import uvloop
 
 from buffer_wire.errors import InvalidRequest, RolloutBufferError
+from buffer_wire.tracing import process as tracing
 from rollout_workers.counters import describe
 from rollout_workers.engine.errors import EngineError
 from rollout_workers.errors import EnginesLost
@@ -34,8 +35,12 @@ _log = structlog.get_logger()
 
 def run_worker(options: WorkerOptions) -> int:
     """Run one worker to its end; returns the exit code. Call it from the main thread."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(options))
+    tracing.start("rollout-worker", {"service.instance.id": options.worker_id})
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(options))
+    finally:
+        tracing.stop()
 
 
 async def _run(options: WorkerOptions) -> int:

@@ -41,7 +41,9 @@ from rollout_workers.slots.engine_state import Event
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.keeper import hurry_after_publishes
 from rollout_workers.tasks.progress import Progress
-from rollout_workers.tasks.work import Stage, Tools
+from rollout_workers.tasks.tools import Tools
+from rollout_workers.tasks.work import Stage
+from rollout_workers.tracing.run import WorkerTraces
 from rollout_workers.weights.fetching.fetcher import WeightFetcher
 from rollout_workers.weights.fetching.peers import ReportedPeers
 from rollout_workers.weights.server import server_of
@@ -198,6 +200,7 @@ class Worker:
             spread,
             # A run's id does not begin with a dot, as this directory beside those of runs does.
             Images(options.weights_dir / ".images", service.read_blob, options.image_rules),
+            traces := WorkerTraces.of_process(service, options.worker_id),
         )
         # Results have a stream of their own: a full queue, at which training groups wait, must not stop them.
         results = Pusher(service, self.evaluated, writer, bundle_bytes=options.bundle_bytes)
@@ -210,6 +213,9 @@ class Worker:
         parts.append(hurry_after_publishes(watcher, self._seats.keepers))
         if spread is not None:
             parts.append(spread.run())
+        if traces is not None:
+            await traces.begin()
+            parts.append(traces.follow())
         seats = [self._seats.seat(slot, host) for slot, host in zip(slots, self._hosts, strict=True)]
         if options.progress_every_s:
             progress = Progress(

@@ -28,6 +28,7 @@ LATE = {
     "buffer_cli": "a command imports its work when it runs",
     "buffer_wire/resp/protocol.py": "the supervisor, who meets no large reply, does without numpy",
     "buffer_wire/connection/tls_files.py": "a client without TLS need not wait for ssl",
+    "buffer_wire/tracing/process.py": "OpenTelemetry is there with an extra, and imported where tracing is on",
     "rollout_workers/rewarding/child.py": "a child finds these on its parent's path only",
 }
 """Folders and files with imports inside functions of what is not optional, and why."""

@@ -21,6 +21,7 @@ from buffer_service.security.doors import Doors
 from buffer_service.security.tokens import TokensRefused
 from buffer_service.store.redis_store import RedisRunStore
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.tracing import process as tracing
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +40,7 @@ def main() -> None:
     logs.configure(assignment.settings.log_level, assignment.settings.log_format)
     if assignment.metrics >= 0:
         share_values(assignment.metrics)
+    tracing.start("rollout-buffer")
     try:
         uvloop.run(serve(assignment))
     except RolloutBufferError as error:
@@ -47,6 +49,8 @@ def main() -> None:
     except (TokensRefused, TlsRefused) as error:
         log.critical("rpc process cannot serve", why=str(error))
         sys.exit(1)
+    finally:
+        tracing.stop()
 
 
 async def serve(assignment: Assignment) -> None:

@@ -18,6 +18,7 @@ import structlog
 
 from buffer_service.observability.metrics import RpcMetrics
 from buffer_service.rpc.messages import parsing
+from buffer_service.rpc.tracing import ServiceTraces
 from buffer_service.security.gate import CALLER, Gate, caller
 from buffer_service.security.roles import REFLECTION, RULES, SCALER_PREFIX, RunAt
 from buffer_service.security.shares import Shares
@@ -40,10 +41,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     is only parsed; a check of health is asked for no token, and the scaler lets in by itself.
     """
 
-    def __init__(self, metrics: RpcMetrics, gate: Gate, shares: Shares) -> None:
+    def __init__(self, metrics: RpcMetrics, gate: Gate, shares: Shares, traces: ServiceTraces | None = None) -> None:
         self._metrics = metrics
         self._gate = gate
         self._shares = shares
+        self._traces = traces
         self._guarded: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -117,6 +119,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     def _behavior(self, method: str, behavior: Behavior) -> Behavior:
         async def guarded(request: object, context: Context) -> object:
             started = time.perf_counter()
+            traced = self._traces.call(method, context) if self._traces is not None else None
             code = "OK"
             with self._metrics.in_progress(method):
                 try:
@@ -132,6 +135,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
                     return None
                 finally:
                     self._metrics.ended(method, code, time.perf_counter() - started)
+                    if traced is not None:
+                        traced.ended(code)
 
         return guarded
 

@@ -38,6 +38,7 @@ from buffer_service.rpc.streams.parts import PartStreams
 from buffer_service.rpc.streams.pull import PullStream
 from buffer_service.rpc.streams.push import PushParts
 from buffer_service.rpc.streams.weights import WeightsFeed
+from buffer_service.rpc.tracing import ServiceTraces
 from buffer_service.rpc_settings import RpcSettings
 from buffer_service.security.gate import Gate
 from buffer_service.security.shares import Shares
@@ -117,7 +118,8 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
         connection_age_s=settings.connection_age_s,
     )
     shares = Shares(settings.max_token_rpcs, settings.max_token_rpcs_per_s)
-    server = grpc.aio.server(interceptors=[Guard(metrics, gate, shares)], options=options)
+    traces = ServiceTraces.of_process(store)
+    server = grpc.aio.server(interceptors=[Guard(metrics, gate, shares, traces)], options=options)
     drain, ages, janitor = Drain(), StreamAges(settings.connection_age_s, metrics), Janitor(store)
     lines = WaitingLines(store.notifications, drain)
     slots = StreamSlots(settings.max_streams, settings.max_token_streams)
@@ -128,7 +130,7 @@ def build(settings: RpcSettings, store: RunStore, registry: CollectorRegistry, g
     incoming = Room(settings.blocked_bytes // 4, metrics.holds("in"))
     outgoing = Room(settings.blocked_bytes // 2, metrics.holds("out"))
     groups = GroupServicer(PushParts(store, pushes, budget, Incoming(incoming), drain, ages, metrics, limits), slots)
-    pulls = PullStream(store, lines, outgoing, metrics, settings.direct_from_bytes, settings.max_message_bytes)
+    pulls = PullStream(store, lines, outgoing, metrics, settings.direct_from_bytes, settings.max_message_bytes, traces)
     batches = loop.BatchServicer(store, pulls, slots)
     parts = PartStreams(store, Incoming(incoming), outgoing, budget, drain, metrics, limits)
     blobs = Blobs(store, Incoming(incoming), outgoing, drain, metrics)

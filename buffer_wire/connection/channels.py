@@ -1,4 +1,4 @@
-"""Channels to the service, blocking and asyncio, with the token and certificates of the client."""
+"""Channels to the service, blocking and asyncio, with the token, the certificates and the trace of the client."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -10,6 +10,7 @@ from buffer_wire.connection.access import Access, TokenSource
 from buffer_wire.connection.channel import Options, client_options
 from buffer_wire.connection.renewed import RenewedChannel
 from buffer_wire.connection.tls_files import TlsFiles, TlsMaterial
+from buffer_wire.tracing.process import tracer
 
 HANDSHAKE_MS = 5_000
 """Longest time to set up a connection over TLS, in milliseconds: some round trips, and work on both sides."""
@@ -55,6 +56,6 @@ class Connector:
             credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.cert)
             return secure(self.target, credentials, options=options)
 
-        if self._files is None and not self.tokens.current:
+        if self._files is None and not self.tokens.current and tracer() is None:
             return make(None)
         return RenewedChannel(make, self.tokens, self._files)

@@ -1,12 +1,13 @@
-"""Channel that lasts: each call carries today's token, each new connection shows today's certificate.
+"""Channel that lasts: each call carries today's token and its caller's trace, each new connection shows today's
+certificate.
 
 gRPC reads a client's certificate once, when a channel is made. So there is a channel behind this one, and another one
 as soon as the certificate has changed. Invariants: a call ends on the channel that it began on. A replaced channel is
 closed by the first call that begins after all of its own have ended. So no call is lost by a replacement. Nothing is
 kept of a call that has ended.
 
-The token is added to the metadata of every call here. gRPC's call credentials exist on TLS connections alone, and its
-interceptors put queues between a stream and its caller.
+Token and trace are added to the metadata of every call here. gRPC's call credentials exist on TLS connections alone,
+and its interceptors put queues between a stream and its caller.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from typing import Any, Self
 
 from buffer_wire.connection.access import TokenSource
 from buffer_wire.connection.tls_files import TlsFiles, TlsMaterial
+from buffer_wire.tracing.process import carried
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -106,7 +108,7 @@ class RenewedChannel:
                 newest = made
                 if newest is None or newest[0] is not counted:
                     newest = made = (counted, getattr(counted.channel, kind)(*made_with, **named))
-                call = newest[1](*args, metadata=(*(metadata or ()), *bearer(tokens.current)), **kwargs)
+                call = newest[1](*args, metadata=(*(metadata or ()), *bearer(tokens.current), *carried()), **kwargs)
                 ended = not self._told_of_end(call, counted)
             except BaseException:
                 ended = True

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from buffer_wire.tracing.process import carried
 from rollout_workers.engine.errors import EngineTimeout, EngineUnavailable
 
 # uvicorn drops a connection that was idle for 5 s (SGLANG_TIMEOUT_KEEP_ALIVE). One that we reuse at that moment fails
@@ -23,7 +24,7 @@ _IDLE_CONNECTION_S = 2.0
 
 _FIRST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 1.0
-_JSON = {"Content-Type": "application/json"}
+_JSON = (("Content-Type", "application/json"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,9 @@ class HttpConnection:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_CONNECTION_S),
                 timeout=aiohttp.ClientTimeout(total=None),
             )
-        ready_made: Any = {"data": io.BytesIO(body), "headers": _JSON} if isinstance(body, bytes) else {"json": body}
-        async with self._session.request(method, self.base_url + path, **ready_made) as response:
+        ready_made: Any = {"data": io.BytesIO(body)} if isinstance(body, bytes) else {"json": body}
+        fields = [*(_JSON if isinstance(body, bytes) else ()), *carried()]
+        async with self._session.request(method, self.base_url + path, headers=fields, **ready_made) as response:
             if on_data is not None and response.status == HTTPStatus.OK:
                 async for data in response.content.iter_any():
                     on_data(data)

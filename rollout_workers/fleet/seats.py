@@ -21,7 +21,7 @@ from rollout_workers.tasks.drivers import Driver, Together
 from rollout_workers.tasks.evaluation_target import EvaluationTarget
 from rollout_workers.tasks.evaluator import Evaluator
 from rollout_workers.tasks.keeper import LeaseKeeper
-from rollout_workers.tasks.work import Tools
+from rollout_workers.tasks.tools import Tools
 from rollout_workers.weights.fetching.fetcher import WeightFetcher
 from rollout_workers.weights.loader import WeightLoader
 from rollout_workers.weights.permits import Permits
@@ -110,6 +110,7 @@ class Seats:
             pause_mode=PauseMode(options.pause_mode),
             timeout_s=options.reload_timeout_s,
             weightless=options.simulated is not None,
+            traces=self._shared.tools.traces,
         )
 
     def _evaluator(

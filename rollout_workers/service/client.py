@@ -280,6 +280,10 @@ class ServiceClient:
         """
         return self.ref().seen_revision or (await self._view("ask for the run", self.timeout_s)).revision
 
+    async def created_ms(self) -> int:
+        """Creation time of the run, in milliseconds since 1970. Raises RolloutBufferError."""
+        return (await self._view("ask for the run", self.timeout_s)).run.created_ms
+
     async def _view(self, what: str, timeout_s: float) -> runs_pb2.GetRunResponse:
         def attempt() -> Awaitable[runs_pb2.GetRunResponse]:
             return self._runs.GetRun(runs_pb2.GetRunRequest(run=self.ref()), timeout=min(CALL_TIMEOUT_S, timeout_s))

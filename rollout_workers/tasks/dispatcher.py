@@ -19,7 +19,8 @@ from rollout_workers.slots.inflight import InflightLimit
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.keeper import LeaseKeeper
 from rollout_workers.tasks.leases import MAX_PER_REQUEST, EngineLeases
-from rollout_workers.tasks.work import Stage, Tools
+from rollout_workers.tasks.tools import Tools
+from rollout_workers.tasks.work import Stage
 from rollout_workers.versions import Version
 
 OUTSTANDING = 4

@@ -20,7 +20,8 @@ from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.evaluation_target import EvaluationTarget
 from rollout_workers.tasks.keeper import LeaseKeeper
 from rollout_workers.tasks.leases import MAX_PER_REQUEST, EngineLeases
-from rollout_workers.tasks.work import Stage, Tools, Work
+from rollout_workers.tasks.tools import Tools
+from rollout_workers.tasks.work import Stage, Work
 from rollout_workers.versions import Version
 
 _QUICK_ANSWER_S = 0.05

@@ -18,7 +18,9 @@ from rollout_workers.counters import describe
 from rollout_workers.service.client import ServiceClient
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.keeper import LeaseKeeper
-from rollout_workers.tasks.work import Stage, Tools, Work
+from rollout_workers.tasks.tools import Tools
+from rollout_workers.tasks.work import Stage, Work
+from rollout_workers.tracing.attempt import trace_of
 from rollout_workers.versions import Version
 
 MAX_PER_REQUEST = 256
@@ -115,7 +117,8 @@ class EngineLeases:
         on_end: Callable[[], None],
     ) -> None:
         """Work on a lease of the last reply, in a task of its own."""
-        work = Work(lease, self._slot, self._tools, give_back=self._give_back, on_freed=on_freed)
+        trace = trace_of(self._tools.traces, lease, self._slot, time.monotonic() - self._asked_at)
+        work = Work(lease, self._slot, self._tools, trace=trace, give_back=self._give_back, on_freed=on_freed)
         self.works[lease.lease_id] = work
         self._each = work.running
         self._keeper.hold(lease, self._asked_at, work.ended)

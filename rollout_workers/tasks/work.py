@@ -10,34 +10,26 @@ import asyncio
 import contextlib
 import enum
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from buffer_wire.errors import InvalidField, InvalidRequest, RolloutBufferError
 from buffer_wire.limits import MAX_ERROR_CHARS, MAX_MESSAGE_BYTES
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
-from rollout_workers.counters import Counters, describe
+from rollout_workers.counters import describe
 from rollout_workers.engine.errors import EngineError
-from rollout_workers.engine.types import PromptImage
-from rollout_workers.errors import PromptRefused, WorkerError
-from rollout_workers.functions import Rollout
+from rollout_workers.errors import WorkerError
 from rollout_workers.generation.attempts import Attempts
-from rollout_workers.generation.images import Images, references_of
-from rollout_workers.generation.limits import LimitsOfTasks
-from rollout_workers.generation.prompts import Prompts
-from rollout_workers.generation.sample import TokenIds
 from rollout_workers.generation.samples import GroupProgress
 from rollout_workers.generation.sampling import request_of
-from rollout_workers.generation.spread import Spread
-from rollout_workers.rewards import Scorer
-from rollout_workers.service.pusher import Pusher
 from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.episodes import Episodes
 from rollout_workers.tasks.keeper import LeaseEnd
 from rollout_workers.tasks.rollout import SingleTurn
 from rollout_workers.tasks.scoring import GroupRewards
+from rollout_workers.tasks.tools import Tools
+from rollout_workers.tracing.attempt import UNTRACED, Trace
 from rollout_workers.versions import Version
 
 ENDED_WELL = frozenset({"queued", "recorded", "duplicate", "closed", "filtered"})
@@ -64,26 +56,6 @@ class Stage(enum.StrEnum):
     RETURNING = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """Parts of a worker that all its work shares."""
-
-    worker_id: str
-    prompts: Prompts
-    scorer: Scorer
-    pusher: Pusher
-    counters: Counters
-    limits: LimitsOfTasks
-    rollout: Rollout | None = None
-    """Rollout function that makes the samples; None: they are single turns of the model."""
-    surplus_samples: int = 0
-    """Samples that a group begins beyond its size."""
-    spread: Spread | None = None
-    """Spread of groups over the worker's engines; None: a group stays where its lease is."""
-    images: Images | None = None
-    """Images of the run; None: tasks with images are refused."""
-
-
 class Work:
     """The work of one lease. `on_freed` is called when samples of it have ended that held slots of the engine."""
 
@@ -93,11 +65,13 @@ class Work:
         slot: EngineSlot,
         tools: Tools,
         *,
+        trace: Trace = UNTRACED,
         give_back: GiveBack,
         on_freed: Callable[[], None],
     ) -> None:
         self.lease = lease
-        self.stage = Stage.PREPARING
+        self._stage = Stage.PREPARING
+        self._trace = trace
         self._limits = tools.limits.of(lease.task)
         self._slot = slot
         self._tools = tools
@@ -114,6 +88,16 @@ class Work:
         self._cut = False
         self._settled = False
         """True once the counters know what became of the tokens."""
+
+    @property
+    def stage(self) -> Stage:
+        """Stage that the work is in."""
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: Stage) -> None:
+        self._stage = stage
+        self._trace.entered(stage)
 
     @property
     def pinned(self) -> Version | None:
@@ -135,6 +119,7 @@ class Work:
     async def run(self) -> None:
         """Do the work. Raises only what no repeat of a request to the service can mend."""
         self._task = asyncio.current_task()
+        self._trace.entered(self.stage)
         try:
             # An engine that was lost while the lease request waited gets nothing that would only fail on it.
             ready = self._slot.leasable and not self._interrupted
@@ -156,6 +141,7 @@ class Work:
             await self._fail(error)
         finally:
             self._settle("lease_ended")
+            self._trace.ended()
 
     def ended(self, how: LeaseEnd) -> None:
         """Stop generating: the lease is not ours any more.
@@ -191,7 +177,7 @@ class Work:
     async def _make_and_push(self) -> bool:
         """False when generation was interrupted."""
         tools = self._tools
-        prompt, images = await self._prompt()
+        prompt, images = await tools.prompt(self.lease.task)
         progress = self._progress = self._begin(GroupProgress(self.lease, prompt, images=images, surplus=self._surplus))
         if not self._engine_can(progress):
             return False
@@ -202,22 +188,13 @@ class Work:
         tools.counters.named_failures(self.lease.task.environment, [sample.failure for sample in progress.samples])
         header, payload = progress.to_group(rewards, tools.worker_id)
         result = await tools.pusher.push(header, payload)
+        self._trace.told(outcome=result.outcome, reward_mean=sum(rewards) / len(rewards))
         if result.outcome not in ENDED_WELL:
             why = str(result.error) if result.error is not None else result.outcome
             await self._fail(result.error or RolloutBufferError(f"the service answered {why}"), keep=False)
         else:
             self._settle("pushed")
         return True
-
-    async def _prompt(self) -> tuple[TokenIds, Sequence[PromptImage]]:
-        """Token ids of the prompt, and its images. Raises PromptRefused."""
-        tools, task = self._tools, self.lease.task
-        references = references_of(task)
-        if not references:
-            return await tools.prompts.token_ids(task), ()
-        if tools.images is None:
-            raise PromptRefused(task.task_id, "this worker reads no images")
-        return await tools.prompts.with_images(task, await tools.images.resolve(task.task_id, references))
 
     def _engine_can(self, progress: GroupProgress) -> bool:
         """False when the engine, as it was started, cannot sample as the task asks: others may. Raises InvalidField
@@ -337,6 +314,7 @@ class Work:
 
     async def _fail(self, error: BaseException, *, keep: bool = True) -> None:
         text = self._tools.counters.failed(error)
+        self._trace.told(error=text)
         _log.warning("task failed", lease=self.lease.lease_id, stage=str(self.stage), error=text)
         await self._hand_back(tasks_pb2.RETURN_KIND_FAILED, describe(error), keep=keep)
 
@@ -369,6 +347,7 @@ class Work:
         if progress is None or self._settled:
             return
         self._settled = True
+        self._trace.told(settled=how, samples=len(progress.samples), tokens=progress.generated)
         counters.tokens_discarded.update(progress.discarded)
         if how == "pushed":
             counters.tokens_pushed += progress.generated

@@ -21,6 +21,7 @@ from rollout_workers.engine.errors import EngineError, EngineLoadFailed, EngineT
 from rollout_workers.engine.types import PauseMode, ProcessGroup
 from rollout_workers.slots.engine_state import Event
 from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tracing.run import WorkerTraces
 from rollout_workers.versions import Version
 from rollout_workers.weights.plans import Phase, Plan
 from rollout_workers.weights.watcher import WeightWatcher
@@ -58,7 +59,9 @@ class PlanFollower:
         pause_mode: PauseMode,
         stuck_s: float,
         quarantine: Callable[[], None],
+        traces: WorkerTraces | None = None,
     ) -> None:
+        self._traces = traces
         self._slot = slot
         self._watcher = watcher
         self._pause_mode = pause_mode
@@ -209,6 +212,9 @@ class PlanFollower:
             await self._insist("resuming", slot.engine.resume)
         slot.reloaded(began)
         slot.move(Event.RESUMED)
+        if self._traces is not None:
+            began_ns = time.time_ns() - int(1e9 * (time.monotonic() - began))
+            self._traces.loaded(slot.engine_id, plan.version, began_ns)
         _log.info("received", engine=slot.engine_id, version=plan.version.label, reload_ms=slot.last_reload_ms)
 
     async def _step_back(

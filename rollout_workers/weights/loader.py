@@ -24,6 +24,7 @@ from rollout_workers.engine.types import PauseMode
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
 from rollout_workers.slots.engine_state import Event
 from rollout_workers.slots.slot import EngineSlot
+from rollout_workers.tracing.run import WorkerTraces
 from rollout_workers.versions import Version
 from rollout_workers.weights.collective import PlanFollower
 from rollout_workers.weights.fetching.fetcher import WeightFetcher
@@ -51,6 +52,7 @@ class WeightLoader:
         pause_mode: PauseMode,
         timeout_s: float,
         weightless: bool = False,
+        traces: WorkerTraces | None = None,
     ) -> None:
         self._slot = slot
         self._watcher = watcher
@@ -60,8 +62,9 @@ class WeightLoader:
         self._timeout_s = timeout_s
         self._weightless = weightless
         """True for engines that take a version by its name alone (simulated ones)."""
+        self._traces = traces
         self._follower = PlanFollower(
-            slot, watcher, pause_mode=pause_mode, stuck_s=timeout_s, quarantine=self._quarantine
+            slot, watcher, pause_mode=pause_mode, stuck_s=timeout_s, quarantine=self._quarantine, traces=traces
         )
         self._failures = 0
         """Failed loads in a row, since the last that succeeded."""
@@ -173,12 +176,14 @@ class WeightLoader:
                 await slot.changes.until(lambda: slot.reachable, timeout_s=_LOST_S)
                 self._due_at = time.monotonic() + self._timeout_s
                 continue
+            began_ns = time.time_ns()
             try:
                 await self._bring_to(target)
             except (WeightsInvalid, WeightsUnavailable, EngineError) as error:
                 slot.failed(error, suspect=isinstance(error, EngineUnavailable | EngineTimeout))
                 _log.warning("load failed", engine=slot.engine_id, version=target.version.label, error=str(error))
                 self._failures += 1
+                self._traced(target.version, began_ns, error=str(error))
                 self._permits.leave()
                 with self._on_the_clock(target.version.label):  # The deadline does not wait for the next attempt.
                     await self._until(partial(self._is_overtaken, target), next(self._delays))
@@ -189,8 +194,10 @@ class WeightLoader:
     async def _bring_to(self, target: Published) -> None:
         """Make one attempt to load `target`."""
         slot, label, was_in_line = self._slot, target.version.label, self._permits.wanted
+        began_ns = time.time_ns()
         with self._on_the_clock(label), self._turn_kept():
             fetched, path = await self._unless_planned(target)
+        fetched_ns = time.time_ns() if target.files is not None else 0
         if not fetched:
             return
         if path is None:
@@ -202,6 +209,7 @@ class WeightLoader:
             return
         if target.is_adapter:
             await self._adapt(target, path)
+            self._traced(target.version, began_ns, fetched_ns)
             return
         asked = time.monotonic()
         async with self._permits.load(partial(self._gives_way, target)) as permitted:
@@ -220,6 +228,7 @@ class WeightLoader:
         if target.files is not None:
             self._fetcher.hold(slot.engine_id, path)
         self._adopt(target.version)
+        self._traced(target.version, began_ns, fetched_ns)
         _log.info("loaded", engine=slot.engine_id, version=label, reload_ms=slot.last_reload_ms)
 
     async def _adapt(self, target: Published, path: Path) -> None:
@@ -331,6 +340,10 @@ class WeightLoader:
         self._end_quarantine(version)
         self._slot.adopt(version)
         self._begin_anew()
+
+    def _traced(self, version: Version, began_ns: int, fetched_ns: int = 0, *, error: str = "") -> None:
+        if self._traces is not None:
+            self._traces.loaded(self._slot.engine_id, version, began_ns, fetched_ns, error=error)
 
     def _end_quarantine(self, version: Version) -> None:
         slot = self._slot

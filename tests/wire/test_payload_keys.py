@@ -1,5 +1,7 @@
 """Keys of payloads: what they say, whose they are, and how many are asked for at once."""
 
+import time
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +32,22 @@ def test_what_is_asked_for_at_once_stays_below_its_limit() -> None:
     assert keys.portions(named) == [named[:2], named[2:3], named[3:4], named[4:]]
     assert keys.portions([]) == []
     assert keys.PORTION_BYTES == 4 << 20
+
+
+def test_a_key_tells_when_its_payload_was_handed_over() -> None:
+    before = time.time_ns() // 1_000_000
+    key = keys.payload_key("r", keys.new_nonce(), 0, 12)
+    made = keys.made_ms(key)
+    assert made is not None
+    assert before <= made <= time.time_ns() // 1_000_000
+    assert uuid.UUID(key.split(":")[3]).version == 7
+    assert len({keys.new_nonce() for _ in range(1_000)}) == 1_000
+
+
+def test_a_nonce_of_a_clients_own_tells_no_time() -> None:
+    old = bytes.fromhex("00000000000070008000000000000000")
+    for nonce in (bytes(16), b"\xff" * 16, old):
+        assert keys.made_ms(keys.payload_key("r", nonce, 0, 12)) is None
 
 
 GOOD = keys.payload_key("r", bytes(16), 1, 12)

@@ -25,7 +25,7 @@ from rollout_workers.slots.slot import EngineSlot
 from rollout_workers.tasks.dispatcher import Dispatcher
 from rollout_workers.tasks.evaluator import Evaluator
 from rollout_workers.tasks.keeper import LeaseKeeper
-from rollout_workers.tasks.work import Tools
+from rollout_workers.tasks.tools import Tools
 from rollout_workers.versions import BASE, Version
 from tests.workers.building import length_reward, task
 

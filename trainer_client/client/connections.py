@@ -13,6 +13,7 @@ import grpc
 from buffer_wire.connection.access import TokenSource
 from buffer_wire.connection.channels import Connector
 from buffer_wire.revisions import Revisions
+from buffer_wire.tracing import process as tracing
 from trainer_client.client.driver import ClientOptions
 from trainer_client.forks import CALLS
 
@@ -49,6 +50,9 @@ class Connections:
     """Connections to `target`, made at once in this process and at the first use in its children."""
 
     def __init__(self, target: str, options: ClientOptions) -> None:
+        with CALLS.under_way():
+            # A fork waits until spans that are being delivered are, in case it is gRPC that delivers them.
+            tracing.start("rollout-trainer", around=CALLS.under_way, owns_process=False)
         self._connector = Connector(target, options, options.channel_options())
         self._closed = False
         self._by_pid = {os.getpid(): self._connect()}

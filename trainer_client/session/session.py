@@ -45,6 +45,7 @@ from trainer_client.session.plan import SessionPlan
 from trainer_client.session.publishing import Publishing, Repeater
 from trainer_client.session.pulls.incoming import Incoming, pull_of
 from trainer_client.session.pulls.puller import PullSource
+from trainer_client.session.tracing import Updates
 from trainer_client.state import Resumed, RunState
 
 
@@ -65,6 +66,7 @@ class TrainerSession(RunHold):
         self._repeater = Repeater(self._look, self._publishing.can_repeat, self._publishing.repeat, start)
         options = plan.options
         self._selection = Selection(options.filter, options.sampler, options.selection_timeout_s, options.barrier)
+        self._updates = Updates(run, start, plan.rank)
         self._unselected: Batch | None = None
         """Batch that was handed out, of which a filter or a sampler has not said yet what is kept."""
         self._is_whole = True
@@ -160,6 +162,8 @@ class TrainerSession(RunHold):
         ids = [group.group_id for group in groups]
         with self._busy("pull_wait"):
             returned = self._incoming.give_back(batch, ids, reason, barrier, others=others, is_whole=self._is_whole)
+            self._updates.rejected(ids)
+            self._updates.got(returned)
             if barrier is not None:
                 barrier()
         return returned
@@ -219,7 +223,7 @@ class TrainerSession(RunHold):
         """
         with self._busy("publish"):
             version = self._publishing.next_version() if version is None else version
-            with published_by(source, leads=self._rank == 0) as gathered_source:
+            with self._updates.publishing(version), published_by(source, leads=self._rank == 0) as gathered_source:
                 if self._rank == 0:
                     self._publishing.publish(gathered_source, version, self._last_step())
                 self._clock.published(version)
@@ -236,8 +240,9 @@ class TrainerSession(RunHold):
         """
         with self._busy("publish"):
             version = self._publishing.next_version() if version is None else version
-            if self._rank == 0:
-                self._publishing.rollback(to_version, version)
+            with self._updates.publishing(version):
+                if self._rank == 0:
+                    self._publishing.rollback(to_version, version)
             self._clock.correct(version)
             self._published(version, wait_for, timeout_s)
         return version
@@ -278,6 +283,7 @@ class TrainerSession(RunHold):
             self._feeder.stop()
         self._incoming.stop()
         self._selection.close()
+        self._updates.close()
         self._meter.end()
 
     # ── inside ───────────────────────────────────────────────────────────────
@@ -298,7 +304,8 @@ class TrainerSession(RunHold):
         with self._busy("pull_wait"):
             self.check()
             self._repeater.begin()
-            return self._incoming.take()
+            with self._updates.pulling(self._clock.version + 1):
+                return self._incoming.take()
 
     def _hand_out(self, batch: Batch) -> Batch:
         if batch.final:
@@ -306,6 +313,7 @@ class TrainerSession(RunHold):
         if self._feeder is not None:
             self._feeder.wake()
         self._meter.got(batch)
+        self._updates.got(batch)
         return batch
 
     def _last_step(self) -> int | None:

@@ -12,6 +12,7 @@ A commit and a checkpoint that come with the pull are done first, in this order:
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Self, TypeAlias
@@ -28,6 +29,7 @@ from buffer_service.rpc.convert import batches as convert
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.flow.room import RawContext, Room, Share
 from buffer_service.rpc.flow.waiting import WaitingLines
+from buffer_service.rpc.tracing import ServiceTraces
 from buffer_wire.codec import Delivered, join_pull
 from buffer_wire.errors import BatchNotReady, InvalidField, NotReady, StoreFault
 from buffer_wire.limits import MAX_HEADER_BYTES
@@ -59,7 +61,9 @@ class PullStream:
         metrics: RpcMetrics,
         direct_from_bytes: int,
         message_bytes: int,
+        traces: ServiceTraces | None = None,
     ) -> None:
+        self._traces = traces
         self._store = store
         self._lines = lines
         self._room = room
@@ -78,6 +82,7 @@ class PullStream:
         reported: set[str] = set()
         while True:
             batch = await self._assembled(run_id, pull, seen, deadline - loop.time())
+            assembled_ns = time.time_ns()
             if reported.intersection(piece.payload_key for piece in batch.pieces):
                 raise StoreFault(
                     f"groups of step {batch.step} are gone from the store, and it is trained: it cannot be pulled as "
@@ -85,6 +90,8 @@ class PullStream:
                 )
             info = convert.to_batch_info(batch, int((loop.time() - started) * 1000), *progress)
             if await self._send(run_id, request, batch, info, context, reported):
+                if self._traces is not None:
+                    await self._traces.pulled(run_id, batch, assembled_ns)
                 return
 
     async def _progress(self, run_id: str, request: pb.PullBatchRequest, seen: Revision) -> tuple[int, int]:
