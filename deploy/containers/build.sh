@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds the images of the commit that is checked out into an OCI layout, with a bill of materials beside each. It needs
+# Builds the images of a commit into an OCI layout, with a bill of materials beside each. It needs
 # neither a daemon nor, for the base image, a registry; the build itself is without network.
 # usage: build.sh PYTHON LAYOUT IMAGE...   (IMAGE: service, worker; PYTHON: an interpreter that can make an environment)
 # environment: BASE  base image, for example docker.io/library/python:3.12.12-slim-bookworm; without it, one is
 #                    assembled of Debian's packages, whose Python is 3.11
+#              COMMIT  default: the one that is checked out; what is not committed is in no image
 # The same commit, base and packages give the same digests.
 set -euo pipefail
 umask 022
@@ -26,12 +27,12 @@ buildah() {
 }
 trap 'buildah umount --all > /dev/null 2>&1 || true; rm -rf "$work"' EXIT
 
-commit=$(git rev-parse HEAD)
+commit=$(git rev-parse "${COMMIT:-HEAD}")
 # The date of all that is laid over the base.
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct "$commit")
 export SOURCE_DATE_EPOCH
 mkdir "$work/context"
-git archive HEAD | tar -x -C "$work/context"
+git archive "$commit" | tar -x -C "$work/context"
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$work/context/pyproject.toml")
 
 tools=$PWD/.cache/image-tools
