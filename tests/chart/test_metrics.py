@@ -1,6 +1,7 @@
 """Rules and dashboards in the chart's files reach the cluster whole. What is in them: tests/monitoring."""
 
 import json
+from pathlib import Path
 
 from tests.chart.helm import CHART, VALUE_SETS, documents, load
 
@@ -58,3 +59,34 @@ def test_workers_and_engines_within_their_pods_are_read() -> None:
         assert "--metrics-listen=0.0.0.0:9100" in worker["args"]
     assert "--enable-metrics" in pods["beside"]["spec"]["initContainers"][0]["args"]
     assert "--enable-metrics" not in pods["unseen"]["spec"]["initContainers"][0]["args"]
+
+
+def test_service_and_workers_are_told_of_the_collector_and_of_none_where_none_is_named() -> None:
+    (traced,) = [path for path in VALUE_SETS if path.name == "tracing-values.yaml"]
+    assert _tracing(traced) == {
+        kind: {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.observability.svc:4317",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+            "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "0.05",
+        }
+        for kind in ("service", "worker")
+    }
+    assert set(map(len, _tracing(MONITORING).values())) == {0}
+
+
+def _tracing(values: Path) -> dict[str, dict[str, str]]:
+    """Variables of OpenTelemetry, by the name of the container."""
+    containers = [
+        container
+        for kind in ("Deployment", "StatefulSet")
+        for one in documents(values, kind)
+        for container in one["spec"]["template"]["spec"]["containers"]
+        if container["name"] in {"service", "worker"}
+    ]
+    return {
+        container["name"]: {
+            variable["name"]: variable["value"] for variable in container["env"] if variable["name"].startswith("OTEL_")
+        }
+        for container in containers
+    }

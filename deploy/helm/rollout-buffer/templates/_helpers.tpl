@@ -103,6 +103,18 @@ replicas: {{ .autoscaling.minReplicas }}
 {{- end }}
 {{- end -}}
 
+{{/* Where traces go, and of which groups: environment of service and workers. OpenTelemetry's own names. */}}
+{{- define "rb.tracingEnv" -}}
+{{- with .Values.tracing }}
+{{- if .endpoint }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ .endpoint | quote }}}
+- {name: OTEL_EXPORTER_OTLP_PROTOCOL, value: {{ .protocol | quote }}}
+- {name: OTEL_TRACES_SAMPLER, value: parentbased_traceidratio}
+- {name: OTEL_TRACES_SAMPLER_ARG, value: {{ include "rb.text" .ratio | quote }}}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Start of every pod's spec. dict root, scheduling (values with nodeSelector, tolerations, affinity) */}}
 {{- define "rb.pod" -}}
 serviceAccountName: {{ include "rb.serviceAccountName" .root }}

@@ -75,6 +75,9 @@ spec:
         {{- . | nindent 8 }}
         {{- end }}
         {{- end }}
+        {{- with include "rb.tracingEnv" .root | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- with include "rb.extraEnv" (dict "env" $pool.extraEnv "instead" "options of the pool") | trim }}
         {{- . | nindent 8 }}
         {{- end }}
