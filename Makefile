@@ -24,7 +24,7 @@ PYTEST_ARGS ?=
 SEEDS ?= 1 2 3
 
 # Checkouts of the projects that adapters are for. Only test-upstreams has what they import, so only it is told of them.
-UPSTREAMS := AREAL_SRC MILES_SRC PRIME_RL_SRC SLIME_SRC
+UPSTREAMS := $(shell sed -n 's/.*variable="\([A-Z_]*\)".*/\1/p' tests/support/upstreams.py 2>/dev/null)
 unexport $(UPSTREAMS)
 
 .PHONY: help
@@ -119,6 +119,14 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 		pytest pytest-asyncio pytest-timeout; \
 	pwd -P > $@
 
+# A program alone; what it is handed comes from .venv.
+.venv-otel/.installed: constraints/otel.txt
+	@$(need_python)
+	@echo "demo-trace: the collector rotel into .venv-otel (about 5 s)"; \
+	test -x .venv-otel/bin/python || $(PYTHON) -m venv .venv-otel; \
+	.venv-otel/bin/python $(PIP) -r constraints/otel.txt; \
+	touch $@
+
 # Its own versions of numpy and protobuf, and no package of ours.
 .venv-reverb/.installed: constraints/reverb.txt
 	@$(need_python)
@@ -143,13 +151,17 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 
 # --- run ----------------------------------------------------------------------------------------------------
 
-.PHONY: run demo demo-seeds
+.PHONY: run demo demo-seeds demo-trace
 run: install ## start the service alone, with its embedded store
 	@$(BIN)/rollout-buffer serve $(RUN_ARGS)
 
 demo: ## train a small model through the whole loop, on real SGLang
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m examples.demo $(DEMO_ARGS)
+
+demo-trace: ## eight steps of the demo, traced to a real collector: the trace of a group, with every hop (about 2 minutes)
+	@$(MAKE) -j3 install install-sglang .venv-otel/.installed
+	@$(BIN)/python -m bench.traces.demo $(DEMO_ARGS)
 
 demo-seeds: ## the demo with three seeds
 	@$(MAKE) -j2 install install-sglang
@@ -166,7 +178,7 @@ MODEL_TIMES ?= 10
 
 # What takes minutes by itself has a command of its own.
 APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engine_faults --ignore=tests/lab_live \
-	--ignore=tests/chart --ignore=tests/dashboards --ignore=tests/cluster --ignore=tests/large
+	--ignore=tests/chart --ignore=tests/dashboards --ignore=tests/cluster --ignore=tests/large --ignore=tests/images
 # Files of tests side by side; a test that fails can be run alone with PYTEST_SPREAD= PYTEST_ARGS=path/to/test.py.
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Weight updates of each pause mode with each manifest kind: with 8 there are about 100 in all.
@@ -178,7 +190,7 @@ MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
 .PHONY: fuzz test test-fast test-engine test-engine-full test-faults test-cluster test-large test-live test-model test-redis \
-	test-agents test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
+	compatibility test-agents test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-cluster, test-large, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
@@ -246,6 +258,9 @@ else
 	@$(named_upstreams) .venv-upstreams/bin/python -m pytest -W ignore $(UPSTREAM_TESTS) $(PYTEST_ARGS)
 endif
 
+compatibility: install ## tests of every adapter, and the table of upstreams in docs/compatibility.md: MILES_SRC=… ROWS='trl miles'
+	@$(named_upstreams) $(BIN)/python -m tests.upstreams.matrix $(ROWS)
+
 test-protobuf-matrix: ## the wheel with its core dependencies alone, under every supported protobuf and the oldest grpcio
 	@scripts/test_protobuf_matrix.sh $(PYTHON)
 
@@ -258,6 +273,21 @@ chart: install ## the Helm chart: lint, render with Helm 3 and 4, validate, cros
 
 chart-schema: install ## rewrite the chart's values.schema.json from the settings and options
 	@$(BIN)/python -m scripts.chart_schema
+
+# --- images -------------------------------------------------------------------------------------------------
+
+# A base image of a registry's; without one, it is assembled of Debian's packages.
+BASE ?=
+IMAGES := .cache/images
+
+.PHONY: images test-images
+images: ## the images of the commit that is checked out, as an OCI layout in .cache/images, without a daemon (about 2 minutes)
+	@BASE=$(BASE) deploy/containers/build.sh $(PYTHON) $(IMAGES) service worker
+
+test-images: images ## what was built: the layout, its bills of materials, and the end-to-end tests on the service's image; root (about 10 minutes)
+	@$(MAKE) -j2 install install-sglang
+	@scripts/chart_tools.sh $(PYTHON)
+	@BASE=$(BASE) RB_TEST_IMAGES=$(IMAGES) $(BIN)/python -m pytest tests/images tests/e2e $(PYTEST_ARGS)
 
 # --- monitoring ---------------------------------------------------------------------------------------------
 
@@ -353,7 +383,7 @@ proto-release: proto-breaking ## keep the contract as it is now as that of a rel
 
 # --- measurements -------------------------------------------------------------------------------------------
 
-.PHONY: bench bench-calls bench-cluster bench-columns bench-controller bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-order bench-patches bench-peers bench-predict bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-spread bench-staleness bench-surplus bench-wait
+.PHONY: bench bench-calls bench-cluster bench-columns bench-controller bench-depth bench-fleet bench-fresh bench-import bench-lab bench-live bench-memory bench-order bench-patches bench-peers bench-predict bench-pull bench-reload bench-reward bench-sites bench-stages bench-streaming bench-spread bench-staleness bench-surplus bench-tracing bench-wait
 bench: install ## service and store against their floors and against Redis Streams
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -435,6 +465,9 @@ bench-staleness: install ## simulator against closed forms and published figures
 	@$(BIN)/python -m bench.lab.published
 	@$(BIN)/python -m bench.lab.speed
 
+bench-tracing: install ## what traces cost, CPU of a group untraced, with one group in a hundred and with all traced (about 10 minutes)
+	@$(BIN)/python -m bench.traces $(BENCH_ARGS)
+
 bench-lab: install ## every policy at equal throughput and on the same engines, with the frontier; what asynchrony buys (about half an hour)
 	@$(BIN)/python -m bench.lab.policies $(BENCH_ARGS)
 	@$(BIN)/python -m bench.lab.sync
@@ -446,5 +479,5 @@ clean: ## remove caches and what runs left behind
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## also remove the environments
-	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-proto .venv-matrix .venv-reverb .venv-trl .venv-upstreams \
+	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-otel .venv-proto .venv-matrix .venv-reverb .venv-trl .venv-upstreams \
 		.venv-agents .venv-verifiers .venv-verifiers-generator

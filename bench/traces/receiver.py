@@ -52,6 +52,8 @@ class Receiver:
     requests: int = 0
     refuses: bool = False
     """True: requests are answered with 400, which no exporter repeats."""
+    drops: bool = False
+    """True: spans are not read, which would cost others' time."""
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def wait(self, holds: Callable[[list[ReceivedSpan]], bool], timeout_s: float = 30.0) -> bool:
@@ -73,7 +75,7 @@ def receiver(port: int = 0) -> Iterator[Receiver]:
                 body = gzip.decompress(body)
             with made.changed:
                 made.requests += 1
-                if not made.refuses and self.path == PATH:
+                if not (made.refuses or made.drops) and self.path == PATH:
                     made.spans += spans_of(ExportTraceServiceRequest.FromString(body))
                 made.changed.notify_all()
             answer = ExportTraceServiceResponse().SerializeToString()

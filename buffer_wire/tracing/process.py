@@ -42,8 +42,8 @@ def start(
 ) -> "Tracer | None":
     """Begin to trace this process as `service`, once, if that is wanted; returns its tracer.
 
-    `attributes`: of the resource. `around`: makes the context in which each export is done. `owns_process` False: the
-    application is somebody else's, which hears all that OpenTelemetry logs, and calls no `stop`.
+    `attributes`: of the resource. `around`: makes the context in which each export over gRPC is done. `owns_process`
+    False: the application is somebody else's, which hears all that OpenTelemetry logs, and calls no `stop`.
     """
     if _Process.started:
         return _Process.tracer

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 
 from opentelemetry import context as current
@@ -176,7 +176,10 @@ def _wire(context: Context) -> SpanContext:
 
 
 def exporter_of_environment(around: Callable[[], AbstractContextManager[object]]) -> CountedExporter:
-    """Exporter by OTEL_EXPORTER_OTLP_*, over HTTP unless the protocol says gRPC. Raises ImportError, ValueError."""
+    """Exporter by OTEL_EXPORTER_OTLP_*, over HTTP unless the protocol says gRPC. Raises ImportError, ValueError.
+
+    `around`: makes the context in which each export over gRPC is done.
+    """
     protocol = (
         os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
         or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -186,4 +189,4 @@ def exporter_of_environment(around: Callable[[], AbstractContextManager[object]]
     if protocol not in _EXPORTERS:
         raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}, not one of {', '.join(_EXPORTERS)}")
     made: SpanExporter = import_module(_EXPORTERS[protocol]).OTLPSpanExporter()
-    return CountedExporter(made, endpoint, around)
+    return CountedExporter(made, endpoint, around if protocol == "grpc" else nullcontext)

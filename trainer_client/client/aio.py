@@ -21,6 +21,7 @@ from buffer_wire.errors import BatchNotReady, RolloutBufferError
 from buffer_wire.payloads.reader import AsyncPayloadReader, PayloadsUnreadable
 from buffer_wire.payloads.relayed import READ_METHOD, ReadParts
 from buffer_wire.revisions import Revisions
+from buffer_wire.tracing import process as tracing
 from rollout_buffer.v1 import payloads_pb2
 from trainer_client.batch import Batch
 from trainer_client.client import engines, requests
@@ -66,6 +67,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         """Highest revision seen of each run."""
         self._holder = Holder("an AsyncBufferClient")
         CALLS.note_asyncio(self)
+        tracing.start("rollout-trainer", around=CALLS.under_way, owns_process=False)
         connector = Connector(target, self.options, self.options.channel_options())
         self.tokens = connector.tokens
         """Source of the token that calls carry."""

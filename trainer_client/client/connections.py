@@ -51,7 +51,7 @@ class Connections:
 
     def __init__(self, target: str, options: ClientOptions) -> None:
         with CALLS.under_way():
-            # A fork waits until spans that are being delivered are, in case it is gRPC that delivers them.
+            # A fork waits until spans that gRPC is delivering are.
             tracing.start("rollout-trainer", around=CALLS.under_way, owns_process=False)
         self._connector = Connector(target, options, options.channel_options())
         self._closed = False
