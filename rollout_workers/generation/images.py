@@ -56,15 +56,23 @@ class Images:
     async def resolve(self, task_id: str, references: Sequence[groups_pb2.ImageRef]) -> list[PromptImage]:
         """The images that these name, read once each. Raises PromptRefused."""
         try:
-            found = await asyncio.gather(*map(self._resolve, references))
+            found, size = await self._found(references)
         except (ImageRefused, ImageUnavailable, UnknownBlob) as error:
             raise PromptRefused(task_id, str(error)) from error
-        if (size := await asyncio.to_thread(self._size, found)) > MOST_PROMPT_BYTES:
+        if size > MOST_PROMPT_BYTES:
             raise PromptRefused(task_id, f"its images have {size} bytes, and {MOST_PROMPT_BYTES} are allowed together")
         return [
             PromptImage(digest, one.location, self._path(digest), one.start, one.tokens)
             for digest, one in zip(found, references, strict=True)
         ]
+
+    async def _found(self, references: Sequence[groups_pb2.ImageRef]) -> tuple[list[str], int]:
+        """The SHA-256 of each, and the bytes of all."""
+        found = await asyncio.gather(*map(self._resolve, references))
+        with contextlib.suppress(FileNotFoundError):  # Another worker made room by what was idle until now.
+            return found, await asyncio.to_thread(self._size, found)
+        found = await asyncio.gather(*map(self._resolve, references))
+        return found, await asyncio.to_thread(self._size, found)
 
     def _size(self, digests: Sequence[str]) -> int:
         return sum(self._path(digest).stat().st_size for digest in digests)

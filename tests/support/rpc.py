@@ -310,9 +310,9 @@ class RunRpc:
         return self.rpc.weights.ReportEngine(request, timeout=TIMEOUT_S)
 
 
-def connect(address: str) -> Rpc:
-    """A client with a channel of its own."""
-    return Rpc(grpc.insecure_channel(address, client_options()))
+def connect(address: str, *options: tuple[str, int]) -> Rpc:
+    """A client with a channel of its own, with further options of it."""
+    return Rpc(grpc.insecure_channel(address, [*client_options(), *options]))
 
 
 def manifest(name: str = "model.safetensors", url: str = "/weights/1") -> weights_pb2.WeightManifest:

@@ -250,15 +250,36 @@ async def test_images_of_a_prompt_have_a_bound_together(tmp_path: Path, monkeypa
 
 
 async def test_images_that_were_not_used_for_long_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout_workers.generation.images.MOST_BYTES", 2 * len(png()))
+    monkeypatch.setattr("rollout_workers.generation.images.MOST_BYTES", 1)
     blobs = Blobs(*(png(colour=colour) for colour in range(3)))
     images = Images(tmp_path / "images", blobs.read, ImageRules())
-    for digest in list(blobs.by_digest):
-        (image,) = await images.resolve("t", [ImageRef(sha256=digest)])
+    idle, used, new = (ImageRef(sha256=digest) for digest in blobs.by_digest)
+    for image in await images.resolve("t", [idle, used]):
         os.utime(image.path, (0, 0))
-    await images.resolve("t", [ImageRef(sha256=digest) for digest in blobs.by_digest])
-    assert len(list((tmp_path / "images").iterdir())) == 3
+    await images.resolve("t", [used])
+    await images.resolve("t", [new])
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {used.sha256, new.sha256}
+    await images.resolve("t", [idle])
     assert blobs.reads == 4
+
+
+async def test_an_image_that_goes_while_it_is_asked_for_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = Blobs(png())
+    images = Images(tmp_path / "images", blobs.read, ImageRules())
+    wanted = [ImageRef(sha256=digest_of(png()))]
+    (image,) = await images.resolve("t", wanted)
+    utime = os.utime
+
+    def used_too_late(path: Path) -> None:
+        utime(path)
+        monkeypatch.setattr(os, "utime", utime)
+        path.unlink()
+
+    monkeypatch.setattr(os, "utime", used_too_late)
+    assert await images.resolve("t", wanted) == [image]
+    assert (image.path.is_file(), blobs.reads) == (True, 2)
 
 
 async def test_images_that_others_write_or_delete_meanwhile_are_no_error(
