@@ -1,8 +1,8 @@
 """Cost of tracing: `python -m bench.traces [--turns N] [--quick]`.
 
-Two loads, each with the same parts four times over: untraced, untraced once more (what differs there is noise), with one
-group in a hundred traced, with all of them. In every turn each side runs once, in another order. Reported are the CPU
-time of a group, and its ratio to the untraced side of the same turn: medians, and the quartiles of the ratio.
+Two loads, each with the same parts four times over: untraced, untraced once more (what differs there is noise), with
+one group in a hundred traced, with all of them. In every turn each side runs once, in another order. Reported are the
+CPU time of a group, and its ratio to the untraced side of the same turn: medians, and the quartiles of the ratio.
 
     queue   groups of 20 KB are pushed without leases, pulled, committed and freed, as `make bench` does
     loop    a worker leases, generates on simulated engines without waiting, scores and pushes; a trainer's session
@@ -170,10 +170,9 @@ def main() -> None:
         print(f"the collector got {collector.call('requests')} requests")
     for load, its in figures.items():
         for name, each in its.items():
-            print(
-                f"{load:<6} {name:<8} {each['all']:>8.0f} µs CPU a group, {each['cpu_over_off']:.3f} × off {each['cpu_quartiles']}; "
-                f"{each['groups_per_s']:>6.0f} groups/s, {each['rate_over_off']:.3f} × off"
-            )
+            cpu = f"{each['all']:>8.0f} µs CPU a group, {each['cpu_over_off']:.3f} × off {each['cpu_quartiles']}"
+            rate = f"{each['groups_per_s']:>6.0f} groups/s, {each['rate_over_off']:.3f} × off"
+            print(f"{load:<6} {name:<8} {cpu}; {rate}")
     if not options.quick:
         write(figures, options.turns)
         RESULTS.write_text(json.dumps({"turns": options.turns, "cores": os.cpu_count(), **figures}, indent=1) + "\n")
