@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Builds the images of a commit into an OCI layout, with a bill of materials beside each. It needs
-# neither a daemon nor, for the base image, a registry; the build itself is without network.
+# Builds the images of a commit into an OCI layout, a bill of materials beside each. Takes no daemon, and no registry of
+# images where the base is assembled; pip in the build asks the package index that pip on this machine asks.
 # usage: build.sh PYTHON LAYOUT IMAGE...   (IMAGE: service, worker; PYTHON: an interpreter that can make an environment)
-# environment: BASE  base image, for example docker.io/library/python:3.12.12-slim-bookworm; without it, one is
-#                    assembled of Debian's packages, whose Python is 3.11
+# environment: BASE    base image, for example docker.io/library/python:3.12.12-slim-bookworm; without it, one is
+#                      assembled of Debian's packages, whose Python is 3.11
 #              COMMIT  default: the one that is checked out; what is not committed is in no image
 # The same commit, base and packages give the same digests.
 set -euo pipefail
 umask 022
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-python=${1:?usage: build.sh PYTHON LAYOUT IMAGE...} layout=$(realpath -m "${2:?usage: build.sh PYTHON LAYOUT IMAGE...}")
+python=${1:?usage: build.sh PYTHON LAYOUT IMAGE...}
+layout=$(realpath -m "${2:?usage: build.sh PYTHON LAYOUT IMAGE...}")
 shift 2
 
 fail() {
     echo "image: $*" >&2
     exit 1
 }
-for program in buildah git skopeo umoci ${BASE:+true} $([ -n "${BASE:-}" ] || echo mmdebstrap); do
+for program in buildah git umoci $([ -n "${BASE:-}" ] || echo mmdebstrap); do
     command -v "$program" > /dev/null || fail "$program is missing; Debian and Ubuntu: apt-get install $program"
 done
 

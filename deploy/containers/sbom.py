@@ -80,7 +80,7 @@ def debian(rootfs: Path) -> Iterator[Component]:
 
 
 def library(purl: PackageURL, expression: str | None) -> Component:
-    """One of them."""
+    """Return the component of a package."""
     licences = [LicenseFactory().make_with_expression(expression)] if expression else []
     return Component(
         name=purl.name,

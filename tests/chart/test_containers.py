@@ -1,4 +1,4 @@
-"""Tests that what the container files name exists. They are not built here: see their README."""
+"""Tests that what the container files name exists; tests/images builds them."""
 
 import re
 import tomllib
@@ -82,11 +82,12 @@ def test_every_extra_that_the_readme_names_is_installed_in_the_versions_that_are
 
 @every_file
 def test_images_are_pinned_and_end_as_a_user_without_build_tools(path: Path) -> None:
-    arguments = dict(words.split("=", 1) for name, words in _instructions(path) if name == "ARG")
+    arguments = dict(words.split("=", 1) for name, words in _instructions(path) if name == "ARG" and "=" in words)
     _, *last = _stages(path)
     for stage in last:
         (image,) = [words.split()[0] for name, words in stage if name == "FROM"]
-        for name, value in arguments.items():
+        # One may be made of those before it.
+        for name, value in reversed(arguments.items()):
             image = image.replace(f"${{{name}}}", value)
         assert re.search(r":v?\d+\.\d+\.\d+", image), image
         assert [words for name, words in stage if name == "USER"] == ["10001:10001"]

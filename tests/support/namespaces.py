@@ -1,5 +1,6 @@
 """Two network namespaces, a service's and its clients', joined by a cable. To make them takes root."""
 
+import os
 import shutil
 import subprocess
 import time
@@ -40,18 +41,22 @@ class Namespaces:
 
 
 @contextmanager
-def namespaces() -> Iterator[Namespaces]:
-    """The two, while the context lasts; skips the test where that is not allowed."""
+def namespaces(*, clients_here: bool = False) -> Iterator[Namespaces]:
+    """The two, while the context lasts; skips the test where that is not allowed.
+
+    `clients_here`: clients are in the namespace of the tests.
+    """
     if any(shutil.which(name) is None for name in ("unshare", "nsenter", "ip")):
         pytest.skip("network namespaces take util-linux and iproute2")
     holder = mortal([str(shutil.which("unshare")), "--net", "sleep", "infinity"])
-    holders = [subprocess.Popen(holder) for _ in range(2)]
+    holders = [subprocess.Popen(holder) for _ in range(1 if clients_here else 2)]
     try:
         for each in holders:
             _until_apart(each)
-        made = Namespaces(*(each.pid for each in holders))
+        clients = os.getpid() if clients_here else holders[1].pid
+        made = Namespaces(holders[0].pid, clients)
         try:
-            made.join(holders[1].pid)
+            made.join(clients)
         except OSError as error:
             pytest.skip(f"network namespaces cannot be joined: {error}")
         yield made

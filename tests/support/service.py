@@ -80,13 +80,14 @@ class ServiceProcess:
         """Start, or start again at the same addresses, and wait until RPCs are served."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         before = self._written()
+        command, environment = self._command()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.within, sys.executable, "-m", "buffer_cli", "serve", *self._flags()],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment(),
+                env=environment,
                 # `python -m` looks into the working directory first.
                 cwd=self.code,
             )
@@ -103,7 +104,7 @@ class ServiceProcess:
         """SIGTERM, and wait; returns the exit status."""
         assert self.process is not None
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self._terminate()
         try:
             return self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -134,6 +135,15 @@ class ServiceProcess:
             assert time.monotonic() < deadline, f"{name}{labels} is {seen}, not {value}"
             time.sleep(POLL_S)
 
+    def _command(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        """The command that starts it, and the environment."""
+        return [*self.within, sys.executable, "-m", "buffer_cli", "serve", *self._flags()], self._environment()
+
+    def _terminate(self) -> None:
+        """Send SIGTERM to a process that runs."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+
     def _flags(self) -> list[str]:
         flags = {"listen": self.listen, "admin": self.admin_listen, "data_dir": self.data_dir, **self.settings}
         given = []
@@ -159,8 +169,18 @@ class ServiceProcess:
 
 @contextlib.contextmanager
 def running_service(folder: Path, **settings: object) -> Iterator[ServiceProcess]:
-    """A service with its data in `folder`/data; one rpc process unless `settings` say otherwise."""
-    service = ServiceProcess(folder / "data", {"rpc_processes": 1, "drain_grace_s": 5, **settings})
+    """A service with its data in `folder`/data; one rpc process unless `settings` say otherwise.
+
+    Under `make test-images` it is the one of the image, with a store beside it.
+    """
+    settings = {"rpc_processes": 1, "drain_grace_s": 5, **settings}
+    if "RB_TEST_IMAGES" in os.environ:
+        from tests.support.container import running_container
+
+        with running_container(folder, **settings) as container:
+            yield container
+        return
+    service = ServiceProcess(folder / "data", settings)
     service.start()
     try:
         yield service
