@@ -30,7 +30,8 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
     """True where the variables name a collector and do not turn traces off."""
     off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     others = environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() not in {"", "otlp"}
-    return not (off or others) and any(environment.get(name) for name in ENDPOINTS)
+    none = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower() in {"always_off", "parentbased_always_off"}
+    return not (off or others or none) and any(environment.get(name) for name in ENDPOINTS)
 
 
 def start(

@@ -18,7 +18,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from buffer_wire.tracing.contexts import Context, Span
@@ -108,14 +108,18 @@ class Tracer:
         if "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
             del named["service.name"]
         self._ids = PlannedIds()
-        # The sampler is that of OTEL_TRACES_SAMPLER, the queue that of OTEL_BSP_*.
-        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False, id_generator=self._ids)
+        self._sampler = TracerProvider(shutdown_on_exit=False).sampler
+        """The sampler of OTEL_TRACES_SAMPLER. It is asked by `samples`; what comes to `record` is recorded."""
+        self._provider = TracerProvider(
+            ALWAYS_ON, Resource.create(named), shutdown_on_exit=False, id_generator=self._ids
+        )
+        # Its queue is that of OTEL_BSP_*.
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer(SCOPE)
 
     def samples(self, root: Context) -> bool:
         """True where the trace of this root is recorded: every process with the same sampler decides alike."""
-        decided = self._provider.sampler.should_sample(None, root.trace_id, "")
+        decided = self._sampler.should_sample(_NOTHING, root.trace_id, "")
         return decided.decision is Decision.RECORD_AND_SAMPLE
 
     def record(self, span: Span) -> None:

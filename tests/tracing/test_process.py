@@ -36,6 +36,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, True),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "true"}, False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_SAMPLER": "always_off"}, False),
     ],
 )
 def test_tracing_is_on_where_a_collector_is_named_and_traces_are_not_turned_off(
@@ -133,22 +134,25 @@ def test_the_environments_sampler_decides_alike_everywhere(monkeypatch: pytest.M
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.25")
     roots = [RUN.group(f"t{i}/0") for i in range(2_000)]
     tracers = [Tracer(name, InMemorySpanExporter()) for name in ("worker", "service")]
-    kept = [{root for root in roots if tracer.samples(root)} for tracer in tracers]
+    kept = [{root for root in roots if tracers[0].samples(root)}]
+    with tracers[1].within(RUN.update(1, 1)):  # Whatever is traced around it.
+        kept.append({root for root in roots if tracers[1].samples(root)})
     for tracer in tracers:
         tracer.close()
     assert kept[0] == kept[1]
     assert 400 < len(kept[0]) < 600
 
 
-def test_no_sampler_leaves_out_what_was_sampled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_recorded_is_left_out_by_no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
     exporter = InMemorySpanExporter()
     tracer = Tracer("x", exporter)
     tracer.record(span())
+    tracer.record(Span(name="update", context=RUN.update(1, 1), began_ns=1, ended_ns=2))
     tracer.close()
     names: list[Any] = [one.name for one in exporter.get_finished_spans()]
-    assert names == ["queue"]
+    assert names == ["queue", "update"]
 
 
 def test_a_call_carries_the_context_in_which_it_is_made(received: Receiver) -> None:
