@@ -14,11 +14,11 @@ import pytest
 
 from buffer_service.store.keys import index_key
 from buffer_wire.resp.slots import slot_of
+from tests.chaos.checker.promises import was_told
+from tests.chaos.checker.reading import Reading
 from tests.faults.cluster import Cluster, running_cluster
 from tests.faults.history import History
 from tests.faults.history_run import HistoryRun, Size, live_and_check, policy_over_failover
-from tests.faults.promises import was_told
-from tests.faults.reading import Reading
 from tests.support.sentinels import pair
 from tests.support.store_cluster import StoreCluster, store_cluster
 

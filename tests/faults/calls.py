@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from buffer_wire.errors import PendingFull
-from tests.faults.history import Facts, History
+from tests.chaos.checker.events import Facts
+from tests.faults.history import History
 from tests.faults.made_groups import GROUP_SIZE, PROMPT, digest
 from trainer_client import AsyncBufferClient, Batch, ClientOptions, FilesManifest, SamplingParams, Task, WeightFile
 from trainer_client.client.requests import Submission

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from tests.faults.history import Facts, History, Op
-from tests.faults.promises import PROMISES
+from tests.chaos.checker.events import Facts, Op
+from tests.chaos.checker.promises import PROMISES
+from tests.faults.history import History
 
 Change = Callable[[History], None]
 CHANGES: dict[str, list[Change]] = {check.__name__: [] for check in PROMISES}

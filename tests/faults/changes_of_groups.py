@@ -1,7 +1,8 @@
 """Changes that break promises about groups: ledgers, acknowledgements, batches, caps and staleness."""
 
+from tests.chaos.checker.events import Op
 from tests.faults.changes import again, breaks, calls, events, last_view, shard
-from tests.faults.history import History, Op
+from tests.faults.history import History
 
 # ── 1: ledgers ───────────────────────────────────────────────────────────────
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.checker.promises import broken
 from tests.faults.calls import OPTIONS
 from tests.faults.cluster import Cluster, Nemesis
 from tests.faults.history import History
 from tests.faults.observer import last_looks, observe
-from tests.faults.promises import broken
 from tests.faults.trainer import BATCH_GROUPS, PREFETCH, Plan, Trainer
 from tests.faults.workers import Worker
 from tests.support.store_server import StoreServer

@@ -2,7 +2,9 @@
 
 from dataclasses import asdict
 
-from tests.faults.history import Facts, History
+from tests.chaos.checker.events import Facts
+from tests.chaos.checker.reading import UNITS
+from tests.faults.history import History
 from trainer_client import AsyncBufferClient
 from trainer_client.state import GroupLedger, RunState
 
@@ -61,6 +63,3 @@ def _ledger(ledger: GroupLedger) -> Facts:
     amounts = asdict(ledger)
     amounts.pop("balanced")
     return {name: [amount[unit] for unit in UNITS] for name, amount in amounts.items()}
-
-
-UNITS = ("groups", "samples", "tokens", "bytes")

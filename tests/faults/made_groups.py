@@ -12,7 +12,7 @@ from buffer_wire import layout
 from buffer_wire.codec import join_group
 from rollout_buffer.v1 import groups_pb2, tasks_pb2
 from rollout_workers.versions import Version
-from tests.faults.history import Facts
+from tests.chaos.checker.events import Facts
 
 PROMPT = 3
 GROUP_SIZE = 2

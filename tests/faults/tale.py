@@ -7,7 +7,8 @@ trainer crashes after the first one and is resumed with a replay.
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.faults.history import Facts, History, Op
+from tests.chaos.checker.events import Facts, Op
+from tests.faults.history import History
 
 STEP_S = 0.01
 RANKS = 2

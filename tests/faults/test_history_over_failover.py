@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.checker.promises import was_told
+from tests.chaos.checker.reading import Reading
 from tests.faults.cluster import Cluster, running_cluster
 from tests.faults.history import History
 from tests.faults.history_run import HistoryRun, Size, live_and_check, policy_over_failover
-from tests.faults.promises import was_told
-from tests.faults.reading import Reading
 from tests.support.sentinels import Deployment, sentinels
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]

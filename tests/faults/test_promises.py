@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.checker.promises import broken
 from tests.faults.changes import CHANGES, Change, calls
 from tests.faults.changes_of_groups import lose_the_second_step
 from tests.faults.changes_of_leases import a_lost_lease_is_extended
 from tests.faults.history import History
-from tests.faults.promises import broken
 from tests.faults.tale import told
 
 

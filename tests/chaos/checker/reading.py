@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tests.faults.history import Facts, History, Op
-from tests.faults.looks import UNITS
+from tests.chaos.checker.events import Events, Facts, Op
 
 ACCEPTED = ("queued", "duplicate", "filtered")
+UNITS = ("groups", "samples", "tokens", "bytes")
 
 
 @dataclass
 class Reading:
     """Reading of one history."""
 
-    history: History
+    history: Events
 
     @cached_property
     def losses(self) -> list[Op]:
@@ -108,7 +108,7 @@ class Timeline:
         """Term after term: what its resume did to earlier steps, then what its ranks got."""
         self = cls()
         pulls = defaultdict(list)
-        for op in reading.history.ended("pull"):
+        for op in reading.history.acknowledged("pull"):
             pulls[op.given["term"], reading.era(op)].append(op)
         terms = sorted({term for term, _ in pulls} | reading.resumes.keys())
         for term in terms:

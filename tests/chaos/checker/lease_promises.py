@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.faults.history import Op
-from tests.faults.reading import ACCEPTED, Fates, Reading
+from tests.chaos.checker.events import Op
+from tests.chaos.checker.reading import ACCEPTED, Fates, Reading
 
 CLOCKS_S = 0.05
 """The store's clock against this process's, over the time of a lease."""

@@ -8,10 +8,10 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from tests.faults.history import History, Op
-from tests.faults.lease_promises import leases_exclude_each_other, the_first_result_wins
-from tests.faults.prompt_promises import groups_are_of_their_prompts, no_prompt_is_lost_or_repeated
-from tests.faults.reading import Fates, Reading, Timeline
+from tests.chaos.checker.events import Events, Op
+from tests.chaos.checker.lease_promises import leases_exclude_each_other, the_first_result_wins
+from tests.chaos.checker.prompt_promises import groups_are_of_their_prompts, no_prompt_is_lost_or_repeated
+from tests.chaos.checker.reading import Fates, Reading, Timeline
 
 Check = Callable[[Reading], Iterator[str]]
 
@@ -95,7 +95,7 @@ def a_repeated_pull_returns_the_same(reading: Reading) -> Iterator[str]:
     """
     first: dict[tuple[int, ...], Op] = {}
     bytes_of: dict[tuple[int, str], str] = {}
-    for op in reading.history.ended("pull"):
+    for op in reading.history.acknowledged("pull"):
         given, era = op.given, reading.era(op)
         same = first.setdefault((era, *(given[name] for name in ("term", "step", "micro_batch", "rank"))), op)
         for name in ("groups", "totals", "train_version", "final", "shard", "staleness_max"):
@@ -232,7 +232,7 @@ PROMISES: tuple[Check, ...] = (
 )
 
 
-def broken(history: History) -> list[str]:
+def broken(history: Events) -> list[str]:
     """Every promise that the history breaks, and how: at most three times each."""
     reading = Reading(history)
     found = []

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tests.faults.history import Facts, Op
-from tests.faults.reading import Reading
+from tests.chaos.checker.events import Facts, Op
+from tests.chaos.checker.reading import Reading
 
 
 def no_prompt_is_lost_or_repeated(reading: Reading) -> Iterator[str]:
