@@ -269,7 +269,9 @@ test-protobuf-matrix: ## the wheel with its core dependencies alone, under every
 .PHONY: chart chart-schema
 chart: install ## the Helm chart: lint, render with Helm 3 and 4, validate, cross-references (about 2 minutes)
 	@scripts/chart_tools.sh $(PYTHON)
-	@RB_CHART_TOOLS=1 $(BIN)/python -m pytest tests/chart $(PYTEST_SPREAD) $(PYTEST_ARGS)
+	@scripts/released.sh $(PYTHON)
+	@RB_CHART_TOOLS=1 $(BIN)/python -m pytest tests/chart
+ $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 chart-schema: install ## rewrite the chart's values.schema.json from the settings and options
 	@$(BIN)/python -m scripts.chart_schema

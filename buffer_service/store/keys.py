@@ -24,8 +24,8 @@ IN_CLUSTER = Names("{rb}:runs", "{rb}:schema")
 """Names in one slot, as a script takes both."""
 
 SCHEMA_VERSION = 8
-"""Version of the layout that this service knows; each run's record has it too, followed by `p` once the run has had a
-payload in parts (lua/lib/runs/layout.lua).
+"""Version of the layout that this service knows; each run's record has it too, followed by `p` once the run has what
+services of 0.1.0 would damage (lua/lib/runs/run.lua).
 
 A script ends at a run of another version. A service of the version before serves beside this one during an upgrade.
 Raise the version with every change of what is stored that such a service would read wrongly, write back without, or

@@ -1,10 +1,12 @@
-"""Tests of what a rolling upgrade relies on: replicas of two versions share a store, and one that does not know its
-layout stays away, or ends where it was there before.
+"""Tests of upgrades from the last release, and back: replicas of two versions share a store, and runs go on. Who does
+not know a layout stays away from it, or ends where it was there before.
+
+The last release is its wheel, as scripts/released.sh has built it.
 """
 
 import contextlib
+import itertools
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,11 +24,12 @@ from buffer_service.store.keys import ALONE, SCHEMA_VERSION, index_key
 from buffer_wire.connection.retry import rpc_error
 from buffer_wire.errors import LayoutChanged
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
-from tests.chart.helm import ROOT
+from tests.chart.helm import ROOT, missing
+from tests.e2e.test_worker_engine import until
 from tests.support.service import ServiceProcess, running_service
 from tests.support.store_server import StoreServer
 from tests.workers.process import worker_process
-from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task
+from trainer_client import BufferClient, ClientOptions, Environment, Policy, SamplingParams, SessionOptions, Task
 
 pytestmark = pytest.mark.timeout(300)
 """Services are started one after the other, each of several processes."""
@@ -55,12 +58,26 @@ def _calls(service: ServiceProcess) -> Iterator[Calls]:
         yield calls
 
 
-def _older(folder: Path) -> Path:
-    """The code of another version with the same layout: all of its scripts are others to the store."""
-    shutil.copytree(ROOT / "buffer_service", folder / "buffer_service", ignore=shutil.ignore_patterns("__pycache__"))
-    for script in (folder / "buffer_service/store/lua").glob("*/*.lua"):
-        script.write_text(script.read_text() + "\n-- As it was in the version before.\n")
+@pytest.fixture
+def released() -> Path:
+    """Return what the wheel of the last release holds."""
+    folder = ROOT / ".cache/released"
+    if not (folder / "commit").exists():
+        missing(f"{folder.relative_to(ROOT)} is missing: `make chart` builds it")
     return folder
+
+
+def _worker_of(code: Path, folder: Path) -> tuple[str, ...]:
+    """The program of a worker of another version, whose rewards lie in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rewards.py").write_text("def score(sample):\n    return float(sample.sample_index)\n")
+    return ("env", f"PYTHONPATH={code}{os.pathsep}{folder}", sys.executable, "-P", "-m", "buffer_cli", "worker")
+
+
+def _end(service: ServiceProcess) -> None:
+    """Kill a service that was started."""
+    if service.process is not None:
+        service.kill()
 
 
 def _contents(client: redis.Redis) -> dict[bytes, bytes | None]:
@@ -74,9 +91,11 @@ def _free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_a_training_loop_goes_on_over_an_upgrade_and_a_rollback(store: StoreServer, tmp_path: Path) -> None:
+def test_a_training_loop_goes_on_over_an_upgrade_and_a_rollback(
+    store: StoreServer, released: Path, tmp_path: Path
+) -> None:
     settings = {"rpc_processes": 1, "drain_grace_s": 5, "store": store.url}
-    old = ServiceProcess(tmp_path / "old", settings, code=_older(tmp_path / "older"))
+    old = ServiceProcess(tmp_path / "old", settings, code=released)
     new = ServiceProcess(tmp_path / "new", settings)
     old.listen, new.listen = _free_address(), _free_address()
     tasks = (
@@ -93,11 +112,10 @@ def test_a_training_loop_goes_on_over_an_upgrade_and_a_rollback(store: StoreServ
         # Each goes to its first address for as long as that answers: the worker is ahead of the trainer.
         trainer = BufferClient(f"ipv4:{old.address},{new.address}", ClientOptions(timeout_s=120))
         stack.enter_context(trainer)
-        stack.enter_context(
-            worker_process(
-                f"ipv4:{new.address},{old.address}", "r", tmp_path / "worker", "--simulate", "--engines", "2"
-            )
-        )
+        flags = ("--simulate", "--engines", "2", "--reward", "rewards:score")
+        program = _worker_of(released, tmp_path / "worker")
+        addresses = f"ipv4:{new.address},{old.address}"
+        stack.enter_context(worker_process(addresses, "r", tmp_path / "worker", *flags, program=program))
         session = stack.enter_context(trainer.session("r", policy=policy, tasks=tasks, options=options))
         for batch in session:
             trained += [group.task_id for group in batch.groups]
@@ -116,6 +134,77 @@ def test_a_training_loop_goes_on_over_an_upgrade_and_a_rollback(store: StoreServ
     assert run.ledger.balanced
     assert (run.ledger.groups.accepted.groups, run.ledger.groups.trained.groups) == (BATCH * STEPS, BATCH * STEPS)
     assert (run.committed_steps, run.published.version, run.paused) == (STEPS, STEPS, "")
+
+
+def test_a_run_of_the_last_release_goes_on_with_what_it_had_until_it_has_what_that_does_not_know(
+    released: Path, tmp_path: Path
+) -> None:
+    settings = {"rpc_processes": 1, "drain_grace_s": 5}
+    old = ServiceProcess(tmp_path / "data", settings, code=released)
+    new = ServiceProcess(tmp_path / "data", settings)
+    tasks = [
+        Task(task_id=f"t{i}", group_size=2, sampling=SamplingParams(max_new_tokens=8), prompt_token_ids=[1, 2])
+        for i in range(BATCH * STEPS)
+    ]
+    policy = Policy(batch_groups=BATCH, max_queued_groups=2 * BATCH, overflow_action="block", lease_ttl_ms=5_000)
+    options = SessionOptions(pull_timeout_s=120, max_pending_tasks=6, chunk_tasks=2)
+    flags = ("--simulate", "--engines", "2", "--reward", "rewards:score")
+    trained: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for service in (old, new):
+            stack.callback(_end, service)
+        old.start()
+        new.listen = old.address
+        client = stack.enter_context(BufferClient(old.address, ClientOptions(timeout_s=60)))
+        program = _worker_of(released, tmp_path / "old")
+        with (
+            worker_process(old.address, "r", tmp_path / "old", *flags, program=program) as worker,
+            client.session("r", policy=policy, tasks=tasks, options=options) as session,
+        ):
+            trained += [group.task_id for group in next(session).groups]
+            session.publish()
+            delivered = next(session)
+            until(lambda: client.ledger("r").groups.queued.groups == 2 * BATCH, "the queue is full", 60)
+            until(lambda: client.ledger("r").tasks.leased > 0, "a group is in flight", 60)
+            worker.kill()
+            before = client.ledger("r")
+            old.kill()
+        # The upgrade: everything was killed at once, and the store's files are where they were.
+        new.start()
+        assert client.ledger("r") == before
+        with (
+            worker_process(new.address, "r", tmp_path / "new", "--simulate", "--engines", "2"),
+            client.session("r", tasks=tasks, options=options) as session,
+        ):
+            again = next(session)
+            assert [group.group_id for group in again.groups] == [group.group_id for group in delivered.groups]
+            assert [sample.token_ids.tobytes() for sample in again.samples] == [
+                sample.token_ids.tobytes() for sample in delivered.samples
+            ]
+            for batch in itertools.chain([again], session):
+                trained += [group.task_id for group in batch.groups]
+                session.publish()
+        assert sorted(trained) == sorted(task.task_id for task in tasks)
+        assert client.ledger("r").balanced
+
+        # A rollback: the release takes its run back, until the run has what the release would damage.
+        assert new.stop() == 0
+        old.listen = new.address
+        old.start()
+        assert client.ledger("r").groups.trained.groups == len(tasks)
+        assert old.stop() == 0
+        new.start()
+        client.update_policy("r", environments={"code": Environment(starts_per_minute=60)})
+        marked = client.run("r")
+        assert new.stop() == 0
+        old.start()
+        hurried = stack.enter_context(BufferClient(old.address, ClientOptions(timeout_s=2)))
+        with pytest.raises(LayoutChanged, match=f"version {SCHEMA_VERSION}p"):
+            hurried.run("r")
+        old.kill()
+        new.start()
+        assert client.run("r").policy == marked.policy
+        assert client.ledger("r") == marked.ledger
 
 
 def test_a_service_whose_store_is_taken_over_writes_nothing_more_and_ends(store: StoreServer, tmp_path: Path) -> None:
