@@ -25,7 +25,7 @@ from typing import Any
 from bench import ours, workload
 from bench.measure import descendants, measured, median
 from bench.roles import Role
-from bench.traces import loop
+from bench.traces import loop, parts
 from bench.worker import worker
 
 RESULTS = Path(__file__).parents[1] / "results" / "tracing.json"
@@ -138,7 +138,7 @@ def over(off: list[dict[str, float]], side: list[dict[str, float]]) -> dict[str,
     return {**figures, "cpu_over_off": median(cpu), "cpu_quartiles": [first, third], "rate_over_off": median(rate)}
 
 
-def write(figures: dict[str, Any], turns: int) -> None:
+def write(figures: dict[str, Any], made_of: dict[str, float], turns: int) -> None:
     """Put the table between the page's markers."""
     lines = [
         "`make bench-tracing`: four sides of the same parts, each once in every turn; CPU of all their processes.",
@@ -152,8 +152,25 @@ def write(figures: dict[str, Any], turns: int) -> None:
             ratios = "| |" if name == "off" else f"| {each['cpu_over_off']:.3f} × | {first:.3f} to {third:.3f} |"
             lines.append(f"| {LOADS[load]} | {NAMES[name]} | {each['all']:,.0f} {ratios}")
     lines += ["", f"{time.strftime('%Y-%m-%d')}: medians of {turns} turns on {os.cpu_count()} cores."]
+    lines += ["", sentence(figures, made_of)]
     before, _, rest = PAGE.read_text().partition(MARKERS[0])
     PAGE.write_text(before + MARKERS[0] + "\n".join(lines) + "\n" + MARKERS[1] + rest.partition(MARKERS[1])[2])
+
+
+def sentence(figures: dict[str, Any], made_of: dict[str, float]) -> str:
+    """Say what the parts come to, for the load's untraced group."""
+    shares = {
+        (load, name): parts.of_group(made_of, load, float(SIDES[name])) / its["off"]["all"]
+        for load, its in figures.items()
+        for name in ("sampled", "all")
+    }
+    return (
+        f"Alone, at its least, a span takes {made_of['span']:g} µs from its recording to its bytes. To ask whether a\n"
+        f"group is traced takes {made_of['decide']:g} µs in each process. By these one group in a hundred is "
+        f"{shares['queue', 'sampled']:.1%} of\nthe first load and {shares['loop', 'sampled']:.1%} of the second; all "
+        f"groups are {shares['queue', 'all']:.0%} and {shares['loop', 'all']:.0%}. Off, a group asks for "
+        f"{made_of['off']:g} µs."
+    )
 
 
 def main() -> None:
@@ -167,15 +184,18 @@ def main() -> None:
         address = collector.call("address")
         sides = {name: Side.start(stack, Path(directory) / name, address, part) for name, part in SIDES.items()}
         figures = measure(sides, 3 if options.quick else options.turns)
+        made_of = parts.measured()
         print(f"the collector got {collector.call('requests')} requests")
     for load, its in figures.items():
         for name, each in its.items():
             cpu = f"{each['all']:>8.0f} µs CPU a group, {each['cpu_over_off']:.3f} × off {each['cpu_quartiles']}"
             rate = f"{each['groups_per_s']:>6.0f} groups/s, {each['rate_over_off']:.3f} × off"
             print(f"{load:<6} {name:<8} {cpu}; {rate}")
+    print(sentence(figures, made_of))
     if not options.quick:
-        write(figures, options.turns)
-        RESULTS.write_text(json.dumps({"turns": options.turns, "cores": os.cpu_count(), **figures}, indent=1) + "\n")
+        write(figures, made_of, options.turns)
+        kept = {"turns": options.turns, "cores": os.cpu_count(), "parts": made_of, **figures}
+        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
