@@ -149,7 +149,7 @@ def write(figures: dict[str, Any], made_of: dict[str, float], turns: int) -> Non
     for load, sides in figures.items():
         for name, each in sides.items():
             first, third = each["cpu_quartiles"]
-            ratios = "| |" if name == "off" else f"| {each['cpu_over_off']:.3f} × | {first:.3f} to {third:.3f} |"
+            ratios = "| | |" if name == "off" else f"| {each['cpu_over_off']:.3f} × | {first:.3f} to {third:.3f} |"
             lines.append(f"| {LOADS[load]} | {NAMES[name]} | {each['all']:,.0f} {ratios}")
     lines += ["", f"{time.strftime('%Y-%m-%d')}: medians of {turns} turns on {os.cpu_count()} cores."]
     lines += ["", sentence(figures, made_of)]
