@@ -244,8 +244,8 @@ test-verifiers: .venv-verifiers/.installed install-sglang ## real verifiers envi
 test-verifiers-generator: .venv-verifiers-generator/.installed ## our batch generator and verifiers' own, through the same tests
 	@.venv-verifiers-generator/bin/python -m pytest $(wildcard tests/integrations/test_verifiers_*.py) $(PYTEST_ARGS)
 
-test-trl: .venv-trl/.installed ## TRL's GRPOTrainer on the buffer, in an environment of its own
-	@.venv-trl/bin/python -m pytest tests/integrations/test_trl.py tests/integrations/test_trl_refusals.py $(PYTEST_ARGS)
+test-trl: .venv-trl/.installed ## TRL's GRPOTrainer and AsyncGRPOTrainer on the buffer, in an environment of its own
+	@.venv-trl/bin/python -m pytest $(addprefix tests/integrations/,test_trl.py test_trl_async.py test_trl_refusals.py) $(PYTEST_ARGS)
 
 # Tests that other people's code takes part in; it may warn.
 UPSTREAM_TESTS := tests/upstreams $(wildcard tests/integrations/test_miles_*.py) tests/domain/test_preset_areal.py
@@ -270,8 +270,7 @@ test-protobuf-matrix: ## the wheel with its core dependencies alone, under every
 chart: install ## the Helm chart: lint, render with Helm 3 and 4, validate, cross-references (about 2 minutes)
 	@scripts/chart_tools.sh $(PYTHON)
 	@scripts/released.sh $(PYTHON)
-	@RB_CHART_TOOLS=1 $(BIN)/python -m pytest tests/chart
- $(PYTEST_SPREAD) $(PYTEST_ARGS)
+	@RB_CHART_TOOLS=1 $(BIN)/python -m pytest tests/chart $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 chart-schema: install ## rewrite the chart's values.schema.json from the settings and options
 	@$(BIN)/python -m scripts.chart_schema
