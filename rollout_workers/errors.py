@@ -130,11 +130,18 @@ class InfrastructureError(WorkerError):
     retryable = True
 
     def __init__(self, why: str, *, retry_after_s: float = 0.0) -> None:
-        self.retry_after_s = min(max(retry_after_s, 0.0), LONGEST_RETRY_S)
+        self.retry_after_s = retry_after_s
+        self.retry_after_s = retry_after_s_of(self)
         super().__init__(why)
 
 
 LONGEST_RETRY_S = 600.0
+
+
+def retry_after_s_of(error: BaseException) -> float:
+    """Seconds that an error, of whatever library, asks to wait before another attempt; at most 600, 0 for no wish."""
+    wish = getattr(error, "retry_after_s", 0.0)
+    return min(wish, LONGEST_RETRY_S) if isinstance(wish, int | float) and wish > 0 else 0.0
 
 
 class PolicyError(WorkerError):

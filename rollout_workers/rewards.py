@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.counters import describe
-from rollout_workers.errors import PolicyError, PromptRefused, RewardFailed
+from rollout_workers.errors import PolicyError, PromptRefused, RewardFailed, retry_after_s_of
 from rollout_workers.functions import is_coroutine, load
 from rollout_workers.generation.columns.given import Columns, per_sample, ragged, returned
 from rollout_workers.generation.prompts import Prompts
@@ -246,8 +246,7 @@ class Scorer:
     def _failed(self, sample: RewardInput, error: Exception) -> RewardFailed:
         if isinstance(error, RewardFailed):
             return error
-        retry_after_s = getattr(error, "retry_after_s", 0.0)
-        return RewardFailed(self._name, sample.sample_index, describe(error), retry_after_s=retry_after_s)
+        return RewardFailed(self._name, sample.sample_index, describe(error), retry_after_s=retry_after_s_of(error))
 
     def _of_rows(self, index: int, further: int) -> RewardFailed:
         why = f"the sample has {further + 1} rows, and the function does not say that it looks at them (`rows = True`)"

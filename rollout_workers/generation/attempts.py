@@ -7,6 +7,8 @@ goes back with the lease, beside the siblings that are kept.
 from collections import Counter
 from collections.abc import Sequence
 
+from rollout_workers.errors import retry_after_s_of
+
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 2.0
 
@@ -28,7 +30,7 @@ class Attempts:
     def failed(self, sample_index: int, error: Exception, *, final: bool = False) -> bool:
         """Note a failure; True when the sample may be tried again. `final`: it may not, whatever is left."""
         self._failures[sample_index] += 1
-        self._retry_after_s[sample_index] = getattr(error, "retry_after_s", 0.0)
+        self._retry_after_s[sample_index] = retry_after_s_of(error)
         self.errors += 1
         again = not final and self._failures[sample_index] < self._most
         if not again:

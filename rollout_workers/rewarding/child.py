@@ -33,7 +33,7 @@ def main() -> int:
         # Heavy, and only found on the parent's path.
         from buffer_wire.errors import RolloutBufferError  # noqa: PLC0415
         from rollout_workers.counters import describe  # noqa: PLC0415
-        from rollout_workers.errors import PolicyError  # noqa: PLC0415
+        from rollout_workers.errors import PolicyError, retry_after_s_of  # noqa: PLC0415
         from rollout_workers.functions import load  # noqa: PLC0415
         from rollout_workers.generation.columns.given import returned, to_message  # noqa: PLC0415
         from rollout_workers.reward_inputs import from_message  # noqa: PLC0415
@@ -59,7 +59,7 @@ def main() -> int:
                 given = returned(value, prompt=len(sample.prompt_ids), response=len(sample.response_ids))
                 answer, data = to_message(given)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-                answer = {"error": describe(error), "retry_after_s": getattr(error, "retry_after_s", 0.0)}
+                answer = {"error": describe(error), "retry_after_s": retry_after_s_of(error)}
             _send(stream, answer, data)
 
 

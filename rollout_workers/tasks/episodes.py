@@ -16,7 +16,14 @@ import structlog
 from rollout_workers.counters import describe
 from rollout_workers.engine.types import nobody_waits
 from rollout_workers.episode import Episode
-from rollout_workers.errors import EpisodeFull, PolicyError, PromptRefused, RolloutFailed, SamplesFailed
+from rollout_workers.errors import (
+    EpisodeFull,
+    PolicyError,
+    PromptRefused,
+    RolloutFailed,
+    SamplesFailed,
+    retry_after_s_of,
+)
 from rollout_workers.functions import Rollout
 from rollout_workers.generation.attempts import Attempts
 from rollout_workers.generation.engine_calls import EngineCalls
@@ -131,7 +138,7 @@ class Episodes:
                     f"{self._rollout.name} was cancelled"
                 )
             else:
-                error = self._failed(episode, describe(raised), getattr(raised, "retry_after_s", 0.0))
+                error = self._failed(episode, describe(raised), retry_after_s_of(raised))
         failure = episode.rows.failure
         await episode.rows.close()
         if failure is not None:

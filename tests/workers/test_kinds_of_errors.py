@@ -2,6 +2,7 @@
 environment.
 """
 
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.episode import Episode
-from rollout_workers.errors import InfrastructureError, PolicyError
+from rollout_workers.errors import InfrastructureError, PolicyError, retry_after_s_of
 from rollout_workers.generation.attempts import Attempts
 from rollout_workers.generation.limits import Limits, LimitsOfTasks, parsed
 from rollout_workers.rewards import RewardInput
@@ -102,6 +103,15 @@ def test_retry_waits_as_long_as_the_error_says() -> None:
     assert InfrastructureError("", retry_after_s=1e9).retry_after_s == 600.0
     with pytest.raises(InvalidField, match="a-z0-9_"):
         PolicyError("No answer")
+
+
+@pytest.mark.parametrize(
+    ("wish", "waits"), [(None, 0.0), ("soon", 0.0), (-1.0, 0.0), (math.nan, 0.0), (7, 7.0), (1e9, 600.0)]
+)
+def test_wish_of_a_librarys_error_to_wait_is_bounded(wish: object, waits: float) -> None:
+    error = ConnectionError("429")
+    error.retry_after_s = wish  # type: ignore[attr-defined]
+    assert retry_after_s_of(error) == waits
 
 
 async def test_failed_attempts_are_never_trained_and_counted_by_environment(fake: FakeService, tmp_path: Path) -> None:
