@@ -170,6 +170,8 @@ class AdmissionClock:
     """Thousandths of max_lookahead that a controller has in effect; UNSET: the policy's."""
     missing: int = 0
     """Groups that complete steps are still to get for rejected ones."""
+    startable_tasks: int = 0
+    """Due tasks that the starts_per_minute of their environments let begin now."""
 
     @property
     def unpublished_steps(self) -> int:

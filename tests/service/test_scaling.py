@@ -68,6 +68,20 @@ def test_tasks_that_admission_holds_back_ask_for_nobody(rpc: Rpc, scaler: Callab
     assert (scaler(run=ahead.run_id).active(), scaler(run=ahead.run_id).wanted()) == (False, 0)
 
 
+def test_tasks_that_limits_of_starts_hold_back_ask_for_one_worker_at_most(
+    rpc: Rpc, scaler: Callable[..., Scaler]
+) -> None:
+    rule = runs_pb2.EnvironmentRule(environment="", starts_per_minute=1, start_burst=3)
+    run = rpc.create(batch_groups=2, environments=[rule])
+    run.submit([make_task() for _ in range(9)])
+    pool = scaler(run=run.run_id)
+    assert pool.wanted() == 3
+    lease = run.lease(max_tasks=9).leases[0]
+    assert pool.wanted() == 3 + 1, "and a worker for the next start"
+    run.push_one(make_group(lease.task.task_id, lease_id=lease.lease_id))
+    assert pool.wanted() == 2 + 1
+
+
 def test_paused_or_drained_run_needs_workers_for_its_leases_alone(rpc: Rpc, scaler: Callable[..., Scaler]) -> None:
     for stop in (
         lambda run: rpc.runs.PauseRun(runs_pb2.PauseRunRequest(run=run.ref), timeout=TIMEOUT_S),

@@ -1,8 +1,8 @@
 """The RPCs of KEDA's external scaler: how many groups workers can have in flight, so that pools follow it.
 
-A run's number is that of the groups that are leased and of the due tasks that admission lets be leased, with those of
-evaluations. A run that is not there has none, so its pool may go down to no pod. KEDA sends no token in the metadata of
-its calls; where the service asks for one, it is in the trigger's metadata.
+A run's number is that of the groups that are leased and of the due tasks that admission and limits of starts let be
+leased, with those of evaluations. A run that is not there has none, so its pool may go down to no pod. KEDA sends no
+token in the metadata of its calls; where the service asks for one, it is in the trigger's metadata.
 """
 
 import math
@@ -101,6 +101,10 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
 
 
 def _leasable(waits: Waits) -> int:
-    """Due tasks that admission lets be leased."""
-    room, due = waits.clock.room(waits.policy, waits.leased), waits.clock.due_tasks
-    return due if room is None else max(0, min(due, room))
+    """Due tasks that admission and limits of starts let be leased; where the limits alone forbid it, one, which keeps
+    a worker for the next start.
+    """
+    clock = waits.clock
+    room = clock.room(waits.policy, waits.leased)
+    admitted = clock.due_tasks if room is None else max(0, min(clock.due_tasks, room))
+    return min(admitted, max(1, clock.startable_tasks))

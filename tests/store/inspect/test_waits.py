@@ -39,7 +39,7 @@ async def test_waits_name_the_line_the_leases_and_the_workers(run: Run) -> None:
     assert waits.expiring[0].expires_ms == 1_060_000
     assert first.task_id == "t1"
     assert waits.asked == [ins.WorkerView("w2", "i2", 1_002_000, 1), ins.WorkerView("w1", "i", 1_000_000, 1)]
-    assert waits.clock == ins.AdmissionClock(2, 0, 0, 0, 0, 0, 1, 0)
+    assert waits.clock == ins.AdmissionClock(2, 0, 0, 0, 0, 0, 1, 0, startable_tasks=1)
     one = await run.store.waits(run.run_id, 1)
     assert (one.blocked, len(one.pushes), one.leased, len(one.expiring), len(one.asked)) == (2, 1, 2, 1, 1)
     await run.store.call(commands.abandon_push(run.run_id, [key for _, key in blocked.values()]))
@@ -64,7 +64,7 @@ async def test_waits_hold_what_admission_goes_by(run: Run) -> None:
     waits = await run.store.waits(run.run_id, 10)
     assert waits.clock == ins.AdmissionClock(
         queued=1, forming=1, open_target=4, published_version=0, next_step=0, published_steps=0, due_tasks=1,
-        backing_off_tasks=1,
+        backing_off_tasks=1, startable_tasks=1,
     )  # fmt: skip
     assert waits.policy == (await run.view()).policy
 

@@ -8,7 +8,8 @@
 --         were times), ms of the last try}; leases as Inspecting.describe_task; asked: {worker_id,
 --         instance_id, ms of the last request, leases}; clock: {queued, forming, target of the open step, version,
 --         next_step, published_steps, due, backing off, a controller's lookahead_milli or -1, groups that complete
---         steps lack}; needed: of the last pull that was short, 0: none has been
+--         steps lack, those due that limits of starts let begin now}; needed: of the last pull that was short, 0: none
+--         has been
 --       | {'error', 'unknown_run'}
 -- Complexity O(subqueues + environments + limit * log waiting)
 
@@ -58,6 +59,7 @@ local backing_off = call('ZCARD', key('delayed'))
 local clock = {
   Queue.total(ctx), forming, target, state.version, state.next_step, state.published_steps,
   Pending.count(ctx) - backing_off, backing_off, ctx.policy.lookahead_milli or -1, state.missing or 0,
+  Pending.startable(ctx),
 }
 local needed = call('HGET', RUN, 'needed')
 return reply('waits', state.revision, ctx.now, ctx.policy, call('ZCARD', key('waiting')), pushes,

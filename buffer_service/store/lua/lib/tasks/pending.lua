@@ -94,6 +94,16 @@ function Pending.allowed(ctx, environment)
   end
 end
 
+-- How many of the tasks that are due may begin now.
+function Pending.startable(ctx)
+  local count = 0
+  for environment in pairs(Pending.names(ctx)) do
+    local due = call('ZCARD', Pending.key_of(environment))
+    count = count + math.min(due, Pending.allowed(ctx, environment) or due)
+  end
+  return count
+end
+
 -- Time in ms until one more may begin, 0 for now.
 function Pending.wait_ms(ctx, environment)
   local rate, burst = Pending.limit_of(ctx, environment)
