@@ -1,7 +1,7 @@
 """Images of prompts: references are resolved once, kept on disk by their SHA-256, and placed in the prompt's tokens.
 
 Invariants: what lies under a SHA-256 has it, and passed the bounds of buffer_wire.images. Whoever asks for what is
-being read waits for that. One location has the same image for as long as the worker lives.
+being read waits for that. One location has the same image for as long as it is among the last MOST_LOCATIONS.
 """
 
 import asyncio
@@ -26,6 +26,9 @@ MOST_BYTES = 4 << 30
 """Bytes of images on disk above which those go that nobody has used for IDLE_S."""
 
 IDLE_S = 3_600.0
+
+MOST_LOCATIONS = 100_000
+"""Locations whose SHA-256 is remembered; the one that was read first is forgotten first."""
 
 MOST_PROMPT_BYTES = 64 << 20
 """Most bytes of the images of one prompt, encoded."""
@@ -102,6 +105,8 @@ class Images:
         what = reference.location or reference.sha256
         digest = await asyncio.to_thread(self._keep, data, what, reference.sha256)
         if reference.location:
+            if len(self._known) >= MOST_LOCATIONS:
+                del self._known[next(iter(self._known))]
             self._known[reference.location] = digest
         return digest
 

@@ -233,6 +233,20 @@ async def test_a_path_without_a_hash_gets_it(root: Path, tmp_path: Path) -> None
     assert (await images.resolve("t", [ImageRef(location="below/a.png")]))[0] == image
 
 
+async def test_locations_that_were_read_long_ago_are_read_again(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_workers.generation.images.MOST_LOCATIONS", 1)
+    images = Images(tmp_path / "images", Blobs().read, ImageRules(root=root))
+    (root / "b.png").write_bytes(png(colour=2))
+    await images.resolve("t", [ImageRef(location="below/a.png")])
+    (root / "below" / "a.png").write_bytes(png(colour=3))
+    (same,) = await images.resolve("t", [ImageRef(location="below/a.png")])
+    await images.resolve("t", [ImageRef(location="b.png")])
+    (anew,) = await images.resolve("t", [ImageRef(location="below/a.png")])
+    assert (same.sha256, anew.sha256) == (digest_of(png()), digest_of(png(colour=3)))
+
+
 async def test_what_cannot_be_read_fails_the_task_by_name(tmp_path: Path) -> None:
     images = Images(tmp_path / "images", Blobs().read, ImageRules())
     for reference in (ImageRef(sha256="0" * 64), ImageRef(location="http://127.0.0.1:1/")):

@@ -1,7 +1,7 @@
 """The RPCs of KEDA's external scaler: how many groups workers can have in flight, so that pools follow it.
 
-A run's number is that of the groups that are leased and of the due tasks that admission and limits of starts let be
-leased, with those of evaluations. A run that is not there has none, so its pool may go down to no pod. KEDA sends no
+A run's number is that of the leased groups and of the due tasks that may be leased, by admission and limits of starts.
+Evaluations count. A run that is not there has none, so its pool may go down to no pod. KEDA sends no
 token in the metadata of its calls; where the service asks for one, it is in the trigger's metadata.
 """
 
