@@ -189,7 +189,7 @@ FUZZ_SEED ?=
 MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
-.PHONY: fuzz test test-fast test-engine test-engine-full test-faults test-cluster test-large test-live test-model test-redis \
+.PHONY: fuzz test test-fast test-chaos test-engine test-engine-full test-faults test-cluster test-large test-live test-model test-redis \
 	compatibility test-agents test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-cluster, test-large, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
@@ -211,6 +211,12 @@ test-engine-full: ## the same with 100 updates of each mode and kind; writes the
 
 test-faults: install ## histories of whole systems under random kills and failovers of the store
 	@$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+# A seed repeats each round's scenario and its schedule of faults; without one, each run draws its own.
+CHAOS_MINUTES ?= 60
+CHAOS_ARGS ?=
+test-chaos: install ## fleets of real processes under hundreds of kills and other faults, an hour; CHAOS_MINUTES=5 is the short form
+	@$(BIN)/python -m tests.chaos --minutes $(CHAOS_MINUTES) $(CHAOS_ARGS)
 
 test-cluster: install ## payloads, and runs, on a cluster of real servers: failovers, slots that move, rights, histories
 	@$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)

@@ -1,7 +1,7 @@
 """Recording of a history: participants note every call that they make, when it begins and when it ends.
 
-One process numbers begins and ends itself. Where participants are processes, each stamps them with the host's monotonic
-clock, and writes each call to a file of its own as it begins and as it ends: a kill leaves what was known until then.
+One process numbers begins and ends itself. Where participants are processes, each stamps them with the host's
+monotonic clock. It writes each call to a file of its own as it begins and as it ends: a kill leaves what was known.
 """
 
 import asyncio

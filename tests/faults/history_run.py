@@ -91,7 +91,7 @@ class HistoryRun:
             for task in (nemesis, *others):
                 task.cancel()
         await asyncio.to_thread(self.cluster.heal)
-        await last_looks(self.trainer, [service.address for service in self.cluster.services])
+        await last_looks(self.history, self.run_id, [service.address for service in self.cluster.services])
 
     def _worker(self, number: int) -> Worker:
         return Worker(f"w{number}", self.run_id, self.history, self._own(), self._target, self._is_enough)

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-import grpc
-
-from buffer_wire.connection.channel import client_options
+from buffer_wire.connection.access import Access
+from buffer_wire.connection.channels import Connector
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
 from tests.faults.calls import OPTIONS
 from tests.faults.history import History
@@ -28,7 +27,7 @@ async def observe(trainer: Trainer, target: Callable[[], str]) -> None:
 
 async def recording(history: History, target: str, run_id: str) -> None:
     """Everything that the run itself remembers of its groups, recorded as one call."""
-    channel = grpc.aio.insecure_channel(target, options=client_options())
+    channel = Connector(target, Access().effective()).asyncio()
     try:
         async with history.call("observer", "recording") as op:
             request = runs_pb2.ExportRecordsRequest(run=common_pb2.RunRef(run_id=run_id))
@@ -58,11 +57,11 @@ def _event(record: runs_pb2.Record) -> list[object]:
     return [record.WhichOneof("event"), *own]
 
 
-async def last_looks(trainer: Trainer, addresses: list[str]) -> None:
-    """Both services say the same of a run in which nothing happens any more; then its recording."""
+async def last_looks(history: History, run_id: str, addresses: list[str]) -> None:
+    """All services say the same of a run in which nothing happens any more; then its recording."""
     views = []
     for address in addresses:
         async with AsyncBufferClient(address, OPTIONS) as client:
-            views.append(await look(trainer.history, client, trainer.run_id))
-    assert views[0] == views[1]
-    await recording(trainer.history, addresses[0], trainer.run_id)
+            views.append(await look(history, client, run_id))
+    assert all(view == views[0] for view in views)
+    await recording(history, addresses[0], run_id)

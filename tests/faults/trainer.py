@@ -75,9 +75,12 @@ class Trainer:
     may_lose: bool = False
     """True where the store may lose what it has acknowledged: the trainer is told, and resumes."""
 
+    term: int | None = None
+    """Term of the present incarnation; None: there was none yet."""
+
     async def run(self) -> None:
         """Train to the end of the plan."""
-        start, world_size = await self._resume(0, "replay")
+        start, world_size = await self._take_over(told=False)
         while True:
             incarnation = asyncio.create_task(_Incarnation(self, start, world_size).run())
             crash = asyncio.create_task(self._crash_time())
@@ -92,15 +95,28 @@ class Trainer:
             if not told:
                 self.crashes += 1
                 self.history.note("trainer", "crash")
-            zombie = start.term
-            if told:
-                # The store may know less than the trainer's own checkpoint.
-                start, world_size = await self._resume(None, self._mode())
-                self.saved_step = min(self.saved_step, start.next_step)
-            else:
-                k = self.rng.choice([None, self.rng.randint(self.saved_step, max(self.saved_step, self.trained))])
-                start, world_size = await self._resume(k, self._mode())
+            start, world_size = await self._take_over(told=told)
+
+    def keep(self) -> None:
+        """Keep what the next process has to know; called before the service is told of it."""
+
+    async def _take_over(self, *, told: bool) -> tuple[Resumed, int]:
+        """Resume, where there was an incarnation before; `told`: it ended because the store has lost something."""
+        zombie = self.term
+        if zombie is None:
+            start, world_size = await self._resume(0, "replay")
+        elif told:
+            # The store may know less than the trainer's own checkpoint.
+            start, world_size = await self._resume(None, self._mode())
+            self.saved_step = min(self.saved_step, start.next_step)
+        else:
+            k = self.rng.choice([None, self.rng.randint(self.saved_step, max(self.saved_step, self.trained))])
+            start, world_size = await self._resume(k, self._mode())
+        self.term = start.term
+        self.keep()
+        if zombie is not None:
             await self._haunt(zombie, start)
+        return start, world_size
 
     async def _ended(self, incarnation: "asyncio.Task[None]") -> bool:
         """Cancel it; True when it ended because it was told that the store has lost something, False for a crash."""
@@ -237,9 +253,11 @@ class _Incarnation:
                 await self._publish(caller, step)
                 self.published = self.trainer.trained = step + 1
                 self.plan.look(step + 1, max(self.got.values()) + 1, self.trainer.crashes)
+                self.trainer.keep()
                 self.history.tick()
                 if self.rng.random() < 0.2:
                     self.trainer.saved_step = step + 1
+                    self.trainer.keep()
                     await caller.checkpoint(step)
 
     async def _publish(self, caller: Caller, step: int) -> None:

@@ -10,6 +10,9 @@ from tests.chaos.checker.reading import ACCEPTED, Fates, Reading
 CLOCKS_S = 0.05
 """The store's clock against this process's, over the time of a lease."""
 
+JUMP_S = 2.0
+"""Most that a jump of the store's clock may take from a lease."""
+
 GroupId = str
 
 
@@ -45,6 +48,7 @@ def leases_exclude_each_other(reading: Reading) -> Iterator[str]:
     grants = grants_of(reading)
     ends = _Ends(reading)
     ttl_s = reading.last_view["policy"]["lease_ttl_ms"] / 1000
+    clocks = reading.history.of("clock")
     uses = [op for op in reading.history.of("extend", "return", ok=True) if not reading.straddles(op)]
     lived: dict[tuple[int, str], list[Op]] = defaultdict(list)
     for op in uses:
@@ -61,7 +65,9 @@ def leases_exclude_each_other(reading: Reading) -> Iterator[str]:
             for sign in [grant.op, *(op for op in signs if op.kind == "extend")]:
                 lasts_s = sign.begin_s + ttl_s - CLOCKS_S
                 for it in later:
-                    if sign.before(it.op) and it.op.end_s < lasts_s and not ends.possible(grant, it.op):
+                    jumps = sum(sign.begin < jump.ended() and jump.begin < it.op.ended() for jump in clocks)
+                    lasted = it.op.end_s < lasts_s - JUMP_S * jumps
+                    if sign.before(it.op) and lasted and not ends.possible(grant, it.op):
                         yield f"{it.lease_id} was given at {it.op.begin} while {grant.lease_id} lasted"
 
 

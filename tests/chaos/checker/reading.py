@@ -42,10 +42,10 @@ class Reading:
 
     @cached_property
     def views(self) -> list[Op]:
-        """Views that were answered, but for those during a failover."""
+        """Views that were answered, but for those during a failover, which may take a while."""
         failovers = self.history.of("failover")
         views = self.history.of("view", ok=True)
-        return [op for op in views if not any(op.begin < it.begin < op.ended() for it in failovers)]
+        return [op for op in views if not any(op.begin < it.ended() and it.begin < op.ended() for it in failovers)]
 
     @cached_property
     def resumes(self) -> dict[int, Op]:

@@ -1,0 +1,85 @@
+"""Chaos: fleets of real processes under kills and other faults, round after round; their histories are checked.
+
+usage: python -m tests.chaos [--minutes M] [--seed N] [--stores external,sentinel] [--round N] [--out FILE] [--keep DIR]
+
+The seed is printed first; it fixes each round's scenario and its schedule of faults. Exits with 1 when a history breaks
+a promise; the files of such a round stay.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.chaos.clocks import can_be_set
+from tests.chaos.report import counts, report, table
+from tests.chaos.round import Round, lived
+from tests.chaos.scenario import STORES, drawn
+
+ROUND_S = 50.0
+SETUP_S = 15.0
+"""Time that a round takes beside its faults."""
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
+    parser.add_argument("--stores", default=",".join(STORES))
+    parser.add_argument("--round", type=int, help="this round alone")
+    parser.add_argument("--out", type=Path, help="file for the report, as JSON")
+    parser.add_argument("--keep", type=Path, help="folder for the files of all rounds; without, of failed ones")
+    return parser.parse_args()
+
+
+def _rounds(options: argparse.Namespace, folder: Path) -> list[Round]:
+    stores = tuple(options.stores.split(","))
+    end = time.monotonic() + options.minutes * 60
+    seconds = min(ROUND_S, max(10.0, options.minutes * 60 / len(stores) - SETUP_S))
+    rounds: list[Round] = []
+    number = options.round or 0
+    while not rounds or (options.round is None and time.monotonic() + seconds + SETUP_S <= end + SETUP_S):
+        scenario = drawn(options.seed, number, stores)
+        began = time.monotonic()
+        place = folder / f"round-{number}"
+        done = lived(scenario, options.seed, seconds, place)
+        rounds.append(done)
+        took, found = time.monotonic() - began, counts([done])
+        print(
+            f"chaos: round {number}: {scenario.store}{' over TLS' if scenario.tls else ''},"
+            f" {scenario.policy['overflow_action']}, {scenario.policy['stale_action']}: {found['kills']} kills,"
+            f" {found['other_faults']} other faults, {found['groups_acknowledged']} groups acknowledged,"
+            f" {found['publishes']} publishes, {took:.0f} s: {len(done.problems) or 'no'} violations",
+            flush=True,
+        )
+        for problem in done.problems:
+            print(f"chaos:   {problem}", flush=True)
+        if not done.problems and options.keep is None:
+            shutil.rmtree(place)
+        number += 1
+    return rounds
+
+
+def main() -> int:
+    """Run; 1 for violations."""
+    options = _options()
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
+    print(f"chaos: seed {options.seed}, files in {folder}", flush=True)
+    if not can_be_set():
+        print("chaos: clocks do not jump: libfaketime is missing", flush=True)
+    began = datetime.now(UTC)
+    rounds = _rounds(options, folder)
+    made = {"began": began.isoformat(timespec="seconds"), "minutes": options.minutes, **report(options.seed, rounds)}
+    print(table(made))
+    print(json.dumps(made["counts"]))
+    if options.out is not None:
+        options.out.write_text(json.dumps(made, indent=1) + "\n")
+    return 1 if made["counts"]["violations"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""Stores of chaos runs: how each kind is started, and what can happen to it.
+
+A fault of a store is named, lasts for `seconds`, and leaves the store on its way back. `takes_back`: what a view has
+shown may be gone afterwards, though nothing that was acknowledged is.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buffer_service.store.embedded.binary import find_binary
+from buffer_service.store.keys import index_key
+from buffer_wire.resp.slots import slot_of
+from tests.chaos.clocks import Clock, can_be_set
+from tests.support.processes import children, command
+from tests.support.sentinels import Deployment, Pair, Server
+from tests.support.small_disk import SmallDisk, small_disk
+from tests.support.store_cluster import StoreCluster
+from tests.support.store_server import StoreServer
+
+DURABLE = ("--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0")
+FEW_WRITES = 20_000
+DISK = "192m"
+JUMPS_S = (-7_200, -30, 5, 700, 7_200)
+MIGRATED_SLOTS = 1_500
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that can happen to a store."""
+
+    happen: Callable[[float], Awaitable[None]]
+    kills: bool = False
+    takes_back: bool = False
+
+
+@dataclass
+class Store:
+    """A running store: what the service is told, and what can happen."""
+
+    settings: Mapping[str, object]
+    """Settings of the service."""
+    faults: Mapping[str, Fault]
+    pids: Callable[[], list[int]]
+    """Processes that may stand still for a while."""
+
+
+async def clock_jumps(clock: Clock, rng: random.Random) -> None:
+    """Set the clock wrong, by another amount than before."""
+    clock.set(rng.choice([jump for jump in JUMPS_S if jump != clock.off_s]))
+
+
+def pid_of(server: Server | StoreServer) -> int:
+    """Pid of a server that runs; 0 for one that does not."""
+    return server.process.pid if server.process is not None and server.process.poll() is None else 0
+
+
+def of_clock(clock: Clock, rng: random.Random) -> dict[str, Fault]:
+    """The fault that the store's clock jumps, where clocks can be set."""
+    return {"the store's clock jumps": Fault(lambda _s: clock_jumps(clock, rng))} if can_be_set() else {}
+
+
+@contextlib.contextmanager
+def external(folder: Path, rng: random.Random) -> Iterator[Store]:
+    """A server of its own, with an append-only file."""
+    clock = Clock(folder, "store")
+    with StoreServer(*DURABLE, binary=clock.wrapped(find_binary())) as server:
+
+        async def kill(seconds: float) -> None:
+            server.kill()
+            await asyncio.sleep(seconds / 4)
+            server.launch()
+
+        async def cut(_seconds: float) -> None:
+            server.cut_off()
+
+        async def no_room(seconds: float, *, then_killed: bool = False) -> None:
+            server.fill_disk(left=rng.randint(0, FEW_WRITES))
+            await asyncio.sleep(seconds)
+            if then_killed:
+                await kill(0)
+            else:
+                server.free_disk()
+
+        async def no_memory(seconds: float) -> None:
+            server.configure("maxmemory", "2mb")
+            await asyncio.sleep(seconds)
+            server.configure("maxmemory", 0)
+
+        faults = {
+            "the store is killed": Fault(kill, kills=True),
+            "the store's connections are cut": Fault(cut),
+            "the store's disk is full": Fault(no_room),
+            "the store's disk is full, and it is killed": Fault(
+                lambda s: no_room(s, then_killed=True), kills=True, takes_back=True
+            ),
+            "the store has no memory": Fault(no_memory),
+            **of_clock(clock, rng),
+        }
+        yield Store({"store": server.url}, faults, lambda: [pid_of(server)])
+
+
+@contextlib.contextmanager
+def embedded(folder: Path, rng: random.Random) -> Iterator[Store]:
+    """The service's own child, its data on a small disk."""
+    clock = Clock(folder, "store")
+    with contextlib.ExitStack() as stack:
+        path = folder / "disk"
+        disk = stack.enter_context(small_disk(path, DISK)) if os.getuid() == 0 else None
+        path.mkdir(exist_ok=True)
+
+        def of_service() -> list[int]:
+            return [pid for pid in _serving(path) if "valkey-server" in command(pid) or "redis-server" in command(pid)]
+
+        async def kill(_seconds: float) -> None:
+            for pid in of_service():
+                os.kill(pid, signal.SIGKILL)
+
+        async def no_room(seconds: float, disk: SmallDisk, *, then_killed: bool = False) -> None:
+            disk.fill(left=rng.choice([0, disk.size() // 50]))
+            await asyncio.sleep(seconds / 2)
+            if then_killed:
+                await kill(0)
+            await asyncio.sleep(seconds / 2)
+            disk.free()
+
+        faults = {"the store is killed": Fault(kill, kills=True), **of_clock(clock, rng)}
+        if disk is not None:
+            faults["the store's disk is full"] = Fault(lambda s: no_room(s, disk), takes_back=True)
+            faults["the store's disk is full, and it is killed"] = Fault(
+                lambda s: no_room(s, disk, then_killed=True), kills=True, takes_back=True
+            )
+        yield Store({"data_dir": path / "data", "store_binary": clock.wrapped(find_binary())}, faults, of_service)
+
+
+def _serving(path: Path) -> list[int]:
+    lock = path / "data" / "service.json"
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+        return children(int(json.loads(lock.read_text())["pid"]))
+    return []
+
+
+async def _failed_over(pair: Deployment) -> None:
+    """Kill the primary, wait for the other, and have it come back behind that one."""
+    pair.primary.kill()
+    await pair.promoted()
+    await pair.primary_back()
+    pair.primary, pair.replica = pair.replica, pair.primary
+
+
+@contextlib.contextmanager
+def sentinel(folder: Path, rng: random.Random) -> Iterator[Store]:
+    """A primary and its replica, and three Sentinels."""
+    clock = Clock(folder, "store")
+    deployment = Deployment(clock.wrapped(find_binary()))
+    try:
+        deployment.start()
+
+        async def kill(_seconds: float) -> None:
+            await _failed_over(deployment)
+
+        async def away(seconds: float) -> None:
+            deployment.cut_off()
+            await asyncio.sleep(seconds)
+            deployment.replica.go_on()
+
+        async def lose_sentinel(seconds: float) -> None:
+            one = rng.choice(deployment.sentinels)
+            one.halt()
+            await asyncio.sleep(seconds)
+            one.go_on()
+
+        faults = {
+            "the primary is killed": Fault(kill, kills=True, takes_back=True),
+            "the replica is cut off": Fault(away),
+            "a Sentinel stands still": Fault(lose_sentinel),
+            **of_clock(clock, rng),
+        }
+        yield Store({"store": deployment.url}, faults, lambda: [pid_of(deployment.replica)])
+    finally:
+        deployment.end()
+
+
+def _of_cluster(shards: StoreCluster, rng: random.Random, slot: int | None) -> dict[str, Fault]:
+    """Faults of a cluster; `slot`: the one that the run's index is in."""
+
+    async def kill(_seconds: float) -> None:
+        shard = rng.randrange(len(shards.shards))
+        killed = shards.kill(shard)
+        await asyncio.to_thread(shards.until_promoted, shard)
+        killed.launch()
+        await asyncio.to_thread(shards.until_whole)
+
+    async def move(_seconds: float) -> None:
+        first, last, _ = rng.choice(shards.slots())
+        at = shards.shard_of_slot(first)
+        to = rng.choice([shard for shard in range(len(shards.shards)) if shard != at])
+        await asyncio.to_thread(shards.migrate, first, min(last, first + MIGRATED_SLOTS), to)
+
+    async def move_run(_seconds: float) -> None:
+        assert slot is not None
+        at = shards.shard_of_slot(slot)
+        to = rng.choice([shard for shard in range(len(shards.shards)) if shard != at])
+        await asyncio.to_thread(shards.migrate, slot, slot, to)
+
+    faults = {
+        "a shard's primary is killed": Fault(kill, kills=True, takes_back=True),
+        "slots move": Fault(move),
+    }
+    return faults if slot is None else {**faults, "the run's slot moves": Fault(move_run)}
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, rng: random.Random, run_id: str) -> Iterator[Store]:
+    """A cluster that has everything."""
+    clock = Clock(folder, "store")
+    shards = StoreCluster(clock.wrapped(find_binary()), replicas=1)
+    try:
+        shards.start()
+        faults = {**_of_cluster(shards, rng, slot_of(index_key(run_id, "run"))), **of_clock(clock, rng)}
+        yield Store({"store": shards.url}, faults, lambda: [pid_of(shards.replicas(0)[0])])
+    finally:
+        shards.end()
+
+
+@contextlib.contextmanager
+def beside(folder: Path, rng: random.Random) -> Iterator[Store]:
+    """An index with its replica, and payloads on a cluster."""
+    clock = Clock(folder, "store")
+    binary = clock.wrapped(find_binary())
+    index, shards = Pair(binary), StoreCluster(binary, replicas=1)
+    try:
+        index.start()
+        shards.start()
+        faults = {**_of_cluster(shards, rng, None), **of_clock(clock, rng)}
+        settings = {"store": index.primary.url, "payload_store": shards.url}
+        yield Store(settings, faults, lambda: [pid_of(index.replica)])
+    finally:
+        index.end()
+        shards.end()
+
+
+@contextlib.contextmanager
+def running(kind: str, folder: Path, rng: random.Random, run_id: str) -> Iterator[Store]:
+    """A store of a kind."""
+    kinds: dict[str, Callable[..., Any]] = {
+        "external": external, "embedded": embedded, "sentinel": sentinel, "beside": beside,
+    }  # fmt: skip
+    made = cluster(folder, rng, run_id) if kind == "cluster" else kinds[kind](folder, rng)
+    with made as store:
+        yield store
