@@ -18,6 +18,7 @@ from buffer_cli.size.commands import size
 from buffer_cli.staleness.commands import lab, plan, simulate, worth
 from buffer_cli.status.commands import status
 from buffer_cli.token.commands import token_app
+from buffer_cli.top.commands import top
 from buffer_cli.worker.commands import worker
 
 # Else gRPC remarks on every connection that is ended from the other side, in the midst of what a command prints.
@@ -49,7 +50,7 @@ def _options(
     pass
 
 
-for command in (plan, simulate, lab, worth, size, serve, status, worker, relay):
+for command in (plan, simulate, lab, worth, size, serve, status, top, worker, relay):
     app.command()(command)
 for name, commands in {
     "config": config_app,

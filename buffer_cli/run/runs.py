@@ -14,10 +14,8 @@ from buffer_cli.calls import Calls, calling, run_ref
 from buffer_cli.options import CallOptions
 from buffer_cli.output import print_json
 from buffer_cli.status.reading import as_values, read
-from buffer_cli.status.summary import print_run, state
-from buffer_service.domain.ops import RunView
-from buffer_service.observability.diagnosis import Situation, waits_on
-from buffer_wire.errors import StoreFault, UnknownRun
+from buffer_cli.status.summary import print_run
+from buffer_cli.top.listing import Row, listing, read_all
 from buffer_wire.estimate import Estimate
 from buffer_wire.messages import value_of
 from rollout_buffer.v1 import runs_pb2
@@ -25,40 +23,14 @@ from rollout_buffer.v1 import runs_pb2
 
 def list_runs(service: CallOptions, *, as_json: bool) -> None:
     """All runs in short; one that the service cannot read is named on standard error."""
-    found: list[tuple[runs_pb2.Run, RunView]] = []
     with calling(Calls, service) as calls:
-        run_ids = calls.list()
-        for run_id in run_ids:
-            try:
-                found.append(read(calls, run_id))
-            except UnknownRun:
-                continue  # deleted since it was listed
-            except StoreFault as fault:
-                if not fault.of_one_run:
-                    raise
-                sys.stderr.write(f"run {run_id} is left out: {fault.message}\n")
+        rows = [Row(*read) for read in read_all(calls)]
     if as_json:
-        print_json([as_values(run, view) for run, view in found])
-    elif found:
-        output.show(_run_table([view for _, view in found]))
-    elif not run_ids:
-        print(f"the service at {service.address} has no run yet")
-
-
-def _run_table(views: Sequence[RunView]) -> Table:
-    table = Table("run", "preset", "step", "version", "queued", "leased", "pending", "waits on")
-    for view in views:
-        table.add_row(
-            view.run_id + state(view),
-            view.policy.preset,
-            str(view.next_step),
-            str(view.published.version),
-            f"{view.groups['queued'].groups:,}/{view.policy.max_queued_groups:,}",
-            f"{view.tasks['leased']:,}",
-            f"{view.tasks['pending']:,}",
-            escape(waits_on(Situation.of(view))),
-        )
-    return table
+        print_json([as_values(row.run, row.view) for row in rows])
+    elif rows:
+        output.show(listing(rows))
+    else:
+        print(f"the service at {service.address} has no run that can be read")
 
 
 def show(name: str, service: CallOptions, *, as_json: bool) -> None:

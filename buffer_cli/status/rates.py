@@ -64,6 +64,10 @@ class Rates:
         """Growth of a total, per second."""
         return self.grown[name] / self.seconds
 
+    def values(self) -> dict[str, float]:
+        """Growth of all totals, per second."""
+        return {name: self.per_second(name) for name in self.grown}
+
     @property
     def trainer_waiting(self) -> float | None:
         """Share of its own time that the trainer waited for batches; None when it reported none."""

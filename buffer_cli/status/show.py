@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 from buffer_cli.calls import Calls, calling
+from buffer_cli.display import INTERVAL_S
 from buffer_cli.options import CallOptions
 from buffer_cli.output import print_json
 from buffer_cli.status import watch as watching
@@ -15,9 +16,6 @@ from buffer_service.domain.ops import RunView
 from buffer_wire.estimate import Estimate
 from buffer_wire.messages import value_of
 from rollout_buffer.v1 import runs_pb2
-
-INTERVAL_S = 2.0
-"""Seconds between two looks of a watch, where nothing else is said."""
 
 SIMULATED_S, ASK_AGAIN_S = 3.0, 0.2
 """Time that a single look waits for the simulation of the run, and from one question to the next."""

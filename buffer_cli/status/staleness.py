@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 
+from buffer_cli.output import print_fact
 from buffer_wire.estimate import Estimate
 
 MAX_ADVICE = 4
@@ -17,38 +18,30 @@ def print_estimate(console: Console, estimate: Estimate) -> None:
     """The whole block; a line alone where nothing can be told yet."""
     if not estimate.publishes:
         reason = estimate.unknown[0].reason if estimate.unknown else "nothing was measured"
-        _line(console, "estimate", f"none yet: {reason}")
+        print_fact(console, "estimate", f"none yet: {reason}")
         _print_verdict(console, estimate)
         return
     console.print(f"staleness, over the last {estimate.publishes} publishes, {_seconds(estimate.window_s)}")
     console.print(Padding(_versions(estimate), (0, 0, 0, 2)))
     for name, value in _facts(estimate):
-        _line(console, name, value)
+        print_fact(console, name, value)
     _print_verdict(console, estimate)
     for index, one in enumerate(estimate.advice[:MAX_ADVICE]):
-        _line(console, "" if index else "advice", f"{index + 1}. {one.text}")
+        print_fact(console, "" if index else "advice", f"{index + 1}. {one.text}")
     for reason, names in _missing(estimate).items():
-        _line(console, "not known", f"{', '.join(names)}: {reason}")
+        print_fact(console, "not known", f"{', '.join(names)}: {reason}")
 
 
 def _print_verdict(console: Console, estimate: Estimate) -> None:
     for index, sentence in enumerate(estimate.verdict.sentences):
-        _line(console, "" if index else "verdict", sentence)
-
-
-def _line(console: Console, name: str, value: str) -> None:
-    line = Table.grid(padding=(0, 1))
-    line.add_column(width=14)
-    line.add_column()
-    line.add_row(name, escape(value))
-    console.print(Padding(line, (0, 0, 0, 2)))
+        print_fact(console, "" if index else "verdict", sentence)
 
 
 def _versions(estimate: Estimate) -> Table:
     predicted, measured = estimate.predicted, estimate.measured
-    table = Table("versions", "pre-queue", "in-queue", "total", "of tokens", "worst so far")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table(Column("versions", overflow="fold"))
+    for name in ("pre-queue", "in-queue", "total", "of tokens", "worst so far"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_row(
         "predicted, rough" if predicted.rough else "predicted",
         *map(_number, (predicted.pre_queue, predicted.in_queue, predicted.staleness)),

@@ -1,14 +1,14 @@
 """State of a run, as people read it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from buffer_cli.output import print_facts
+from buffer_cli.output import count, print_fact, print_facts
 from buffer_cli.status.staleness import print_estimate
-from buffer_service.domain.ops import Amount, EngineReport, RunView
+from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.observability.control import lowered, target
 from buffer_service.observability.diagnosis import Situation, waits_on
@@ -19,6 +19,7 @@ from buffer_service.observability.relaying import relaying, written
 from buffer_service.rules.transitions import GroupState, TaskState
 
 _ALWAYS_SHOWN = frozenset({"accepted", GroupState.QUEUED, GroupState.DELIVERED, GroupState.TRAINED})
+_SHOWN_OF_ENVIRONMENTS = ("accepted", *(state for state in GroupState if state in _ALWAYS_SHOWN))
 MAX_FAILURES = 5
 
 
@@ -36,10 +37,11 @@ def print_run(console: Console, view: RunView, estimate: Estimate) -> None:
         console.print(_work_table(view))
     if view.engines:
         console.print(_engine_table(view.engines))
+    for engine in view.engines:
+        if engine.errors:
+            print_fact(console, "errors", f"{engine.engine_id}: {engine.errors:,}, the last: {engine.last_error}")
     for failure in view.failures[:MAX_FAILURES]:
-        console.print(
-            f"  failed: task {failure.task_id} after {failure.attempts} attempts: {failure.error}", markup=False
-        )
+        print_fact(console, "failed", f"task {failure.task_id} after {failure.attempts} attempts: {failure.error}")
 
 
 def headline(view: RunView) -> str:
@@ -66,7 +68,7 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
     yield "batch", _batch(policy)
     yield "staleness", _staleness(view)
     if policy.target_staleness_milli:
-        yield "target", escape(target(view))
+        yield "target", target(view)
         yield "in effect", lowered(view) or "everything as stated"
     yield (
         "leases",
@@ -81,7 +83,7 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
     for what, clients in relaying(view).items():
         yield f"relayed {what}", clients
     for engines, came_from in _weights(view):
-        yield f"weights of {engines}", escape(came_from)
+        yield f"weights of {engines}", came_from
     yield "feeder", f"cursor {view.cursor}"
 
 
@@ -137,58 +139,62 @@ def _quotas(view: RunView) -> Iterator[tuple[str, str]]:
 
 
 def _group_table(view: RunView) -> Table:
-    table = Table("groups", *UNITS, title=_balance("groups", balanced=groups_balanced(view)))
+    table = _table("groups", *UNITS, title=_balance("groups", balanced=groups_balanced(view)))
     for name in ("accepted", *GroupState):
         amount = view.groups[name]
         if amount.groups or name in _ALWAYS_SHOWN:
-            table.add_row(name, *(f"{getattr(amount, unit):,}" for unit in UNITS))
+            table.add_row(name, *(count(getattr(amount, unit)) for unit in UNITS))
     return table
 
 
 def _stage_table(view: RunView) -> Table:
     """Stages in their order: who is behind, and how long a group takes there."""
-    table = Table("stage", "waiting", "held", "added", "failed leases", "mean ms", "asked", title="stages")
+    table = _table("stage", "waiting", "held", "added", "failed leases", "mean ms", "asked", title="stages")
     for one in view.stages:
         mean = f"{one.busy_ms / one.added:,.0f}" if one.added else ""
         asked = "never" if one.asked_ms is None else f"{one.asked_ms / 1000:.0f} s ago"
-        counts = (one.waiting, one.leased, one.added, one.failed)
-        table.add_row(one.name, *(f"{count:,}" for count in counts), mean, asked)
+        table.add_row(one.name, *map(count, (one.waiting, one.leased, one.added, one.failed)), mean, asked)
     return table
 
 
 def _environment_table(view: RunView) -> Table:
-    """Groups of each environment by what became of them, where there are any."""
-    shown = [
-        name
-        for name in ("accepted", *GroupState)
-        if name in _ALWAYS_SHOWN or any(ledger[name].groups for ledger in view.environments.values())
-    ]
-    table = Table("environment", *shown, title="groups by environment")
+    """Groups of each environment by what became of them; states that are rare share a column, by name."""
+    table = _table("environment", *_SHOWN_OF_ENVIRONMENTS, "other", title="groups by environment")
     for environment, ledger in sorted(view.environments.items()):
-        table.add_row(escape(environment) or "(none)", *(_groups(ledger, name) for name in shown))
+        others = (name for name in GroupState if name not in _ALWAYS_SHOWN and ledger[name].groups)
+        table.add_row(
+            escape(environment) or "(none)",
+            *(count(ledger[name].groups) for name in _SHOWN_OF_ENVIRONMENTS),
+            ", ".join(f"{name} {count(ledger[name].groups)}" for name in others),
+        )
+    table.columns[-1].overflow, table.columns[-1].no_wrap = "fold", False
     return table
-
-
-def _groups(ledger: Mapping[str, Amount], name: str) -> str:
-    return f"{ledger[name].groups:,}"
 
 
 def _task_table(view: RunView) -> Table:
     names = ("submitted", *TaskState)
-    table = Table(*names, title=_balance("tasks", balanced=tasks_balanced(view)))
-    table.add_row(*(f"{view.tasks[name]:,}" for name in names))
+    table = _table(*names, title=_balance("tasks", balanced=tasks_balanced(view)))
+    table.add_row(*(count(view.tasks[name]) for name in names))
     return table
 
 
 def _work_table(view: RunView) -> Table:
     """Leases of each environment, what failed of them, and what its limit keeps it from."""
-    table = Table(
-        "environment", "leases", "failed leases", "failed tasks", "failed samples", "next lease", title="work"
-    )
+    columns = ("leases", "failed leases", "failed tasks", "failed samples", "next lease")
+    table = _table("environment", *columns, title="work")
     for work in view.environment_work:
         counts = (work.starts, work.failed_attempts, work.failed_tasks, work.failed_samples)
         after = f"in {work.limited_for_ms / 1_000:.1f} s" if work.limited_for_ms else "now"
-        table.add_row(escape(work.environment) or "(none)", *(f"{count:,}" for count in counts), after)
+        table.add_row(escape(work.environment) or "(none)", *map(count, counts), after)
+    return table
+
+
+def _table(first: str, *columns: str, title: str) -> Table:
+    """A table that fits 80 columns: names in its first one go on in the next line, and figures are never cut."""
+    table = Table(Column(first, overflow="fold"), title=title)
+    for name in columns:
+        # A heading may be of several lines, and a figure may not.
+        table.add_column(name, min_width=max(map(len, name.split())))
     return table
 
 
@@ -197,33 +203,26 @@ def _balance(what: str, *, balanced: bool) -> str:
 
 
 def _engine_table(engines: Sequence[EngineReport]) -> Table:
-    columns = (
-        "engine",
-        "state",
-        "version",
-        "samples",
-        "group",
-        "reloads",
-        "last reload",
-        "silent",
-        "errors",
-        "last error",
-    )
-    table = Table(*columns, title="engines")
+    grouped = any(engine.membership for engine in engines)
+    columns = ("state", "version", "samples", *(("group",) if grouped else ()), "reloads", "last reload", "silent")
+    table = _table("engine", *columns, title="engines")
+    table.columns[1].no_wrap = True  # a state is one word
     for engine in engines:
         table.add_row(
             engine.engine_id,
             engine.state,
             str(engine.loaded.version),
             _samples(engine),
-            _process_group(engine),
-            str(engine.reloads),
-            f"{engine.last_reload_ms} ms",
+            *((_process_group(engine),) if grouped else ()),
+            f"{engine.reloads:,}",
+            _span(engine.last_reload_ms),
             f"{engine.silent_ms // 1000} s",
-            str(engine.errors),
-            escape(engine.last_error[:60]),
         )
     return table
+
+
+def _span(milliseconds: int) -> str:
+    return f"{milliseconds} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:.0f} s"
 
 
 def _samples(engine: EngineReport) -> str:

@@ -6,21 +6,18 @@ snapshot appends a line. A service that does not answer is waited for once it ha
 
 import io
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from types import FrameType
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from buffer_cli.calls import Calls
+from buffer_cli.display import Signals, clock, now, screen
 from buffer_cli.status.rates import Rates, Snapshot, number
 from buffer_cli.status.reading import as_values, read
 from buffer_cli.status.summary import print_run
@@ -57,7 +54,7 @@ class Seen:
             self.first, self.notice = snapshot, "the run was deleted and created anew"
         elif self.away_since_s is not None:
             away_s = at_s - self.away_since_s
-            self.notice = f"the service was away for {away_s:.0f} s, and answers again since {_clock()}"
+            self.notice = f"the service was away for {away_s:.0f} s, and answers again since {clock()}"
         self.run, self.view, self.before, self.last, self.away_since_s = run, view, self.last, snapshot, None
 
     def miss(self, at_s: float, why: str) -> None:
@@ -87,7 +84,7 @@ def watch(calls: Calls, run_id: str, interval_s: float, *, as_json: bool) -> int
     """
     console = Console(highlight=False)
     try:
-        with _Signals() as signals:
+        with Signals() as signals:
             with signals.end_it():
                 seen = Seen.of(*read(calls, run_id), time.monotonic())
             with _display(console, interval_s, as_json=as_json) as display, signals.end_it():
@@ -110,42 +107,6 @@ def _go_on(calls: Calls, run_id: str, interval_s: float, seen: Seen, display: _D
             seen.update(run, view, time.monotonic())
 
 
-class _Signals:
-    """SIGTERM and Ctrl-C while the watch lasts: either ends what is inside of `end_it`, once, and nothing else.
-
-    One that comes at another time, as while the screen is entered or left, is kept for the next `end_it`.
-    """
-
-    def __init__(self) -> None:
-        self._came = self._may_raise = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        for one in (signal.SIGINT, signal.SIGTERM):
-            self._before[one] = signal.signal(one, self._hear)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
-
-    @contextmanager
-    def end_it(self) -> Iterator[None]:
-        """Raises KeyboardInterrupt where a signal has come, or comes."""
-        try:
-            self._may_raise = True
-            if self._came:
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._may_raise = False
-
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
-        first, self._came = not self._came, True
-        if first and self._may_raise:
-            raise KeyboardInterrupt
-
-
 @contextmanager
 def _display(console: Console, interval_s: float, *, as_json: bool) -> Iterator[_Display]:
     if as_json:
@@ -153,19 +114,15 @@ def _display(console: Console, interval_s: float, *, as_json: bool) -> Iterator[
     elif not console.is_terminal:
         yield _lines()
     else:
-        live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
-        try:
-            live.start()
-            yield lambda seen: live.update(_frame(console, seen, interval_s), refresh=True)
-        finally:
-            live.stop()  # Live, as a context, does not leave what it failed to enter.
+        with screen(console) as draw:
+            yield lambda seen: draw(_frame(console, seen, interval_s))
 
 
 def _show_json(seen: Seen) -> None:
     """Print a JSON object in a line."""
-    values = {"time": _now(), "away": seen.away_since_s is not None, "notice": seen.notice}
+    values = {"time": now(), "away": seen.away_since_s is not None, "notice": seen.notice}
     rates = seen.rates
-    per_second = {name: rates.per_second(name) for name in rates.grown} if rates and not values["away"] else None
+    per_second = rates.values() if rates and not values["away"] else None
     print(json.dumps({**values, "per_second": per_second, "run": as_values(seen.run, seen.view)}), flush=True)
 
 
@@ -177,10 +134,10 @@ def _lines() -> _Display:
         nonlocal told
         away = seen.away_since_s is not None
         if away or seen.notice not in ("", told):
-            print(f"{_now()} {seen.notice}", flush=True)
+            print(f"{now()} {seen.notice}", flush=True)
         if not away:
             told = seen.notice or told
-            print(f"{_now()} {_line(seen)}", flush=True)
+            print(f"{now()} {_line(seen)}", flush=True)
 
     return show
 
@@ -208,7 +165,7 @@ def _line(seen: Seen) -> str:
 def _frame(console: Console, seen: Seen, interval_s: float) -> RenderableType:
     """The whole terminal."""
     away = seen.away_since_s is not None
-    head = Text(f"every {interval_s:g} s, {_clock()}; Ctrl-C ends", style="dim")
+    head = Text(f"every {interval_s:g} s, {clock()}; Ctrl-C ends", style="dim")
     notice = [Text(seen.notice, style="bold red" if away else "yellow")] if seen.notice else []
     # What does not fit is cut off at the end: rates, which `status` alone does not have, come first.
     return Group(head, *notice, _rate_table(seen), _standing(console, seen))
@@ -235,14 +192,6 @@ def _rate_table(seen: Seen) -> Table | Text:
     table = Table("rates", f"last {last.seconds:.1f} s", f"last {overall.seconds:.0f} s")
     for column in table.columns[1:]:
         column.justify = "right"
-    for (name, now), (_, since) in zip(last.shown(), overall.shown(), strict=True):
-        table.add_row(name, now, since)
+    for (name, lately), (_, since) in zip(last.shown(), overall.shown(), strict=True):
+        table.add_row(name, lately, since)
     return table
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _clock() -> str:
-    return datetime.now().astimezone().strftime("%H:%M:%S")

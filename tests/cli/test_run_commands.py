@@ -125,9 +125,10 @@ def test_runs_are_listed_with_where_they_stand(run: Command, rpc: Rpc) -> None:
     made = rpc.create(batch_groups=2, max_queued_groups=9)
     made.fill(1)
     listed = run("list")
-    (line,) = [line for line in listed.splitlines() if made.run_id in line]
-    assert "1/9" in line
-    assert "the feeder: no task is pending" in line
+    lines = listed.splitlines()
+    (at,) = [index for index, line in enumerate(lines) if made.run_id in line]
+    assert "the feeder: no task is pending" in lines[at]
+    assert "1/9" in lines[at + 1]
     found = {item["run_id"]: item for item in json.loads(run("list", "--json"))}
     assert found[made.run_id]["groups"]["queued"]["groups"] == "1"
 

@@ -3,15 +3,18 @@
 from dataclasses import replace
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
+from buffer_cli.output import count
 from buffer_cli.status.summary import print_run
 from buffer_service.domain.ops import Amount, EngineReport, RelayingClient, StageState, WeightVersion
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.domain.steering.decisions import Decision, Outcome
 from buffer_service.domain.steering.knobs import Knobs
 from buffer_service.observability.estimate import estimate
-from tests.support.views import make_view
+from buffer_service.rules.transitions import GroupState
+from tests.support.views import make_loop, make_view
 
 
 def test_engines_are_shown_with_their_process_group_and_silence() -> None:
@@ -40,10 +43,10 @@ def test_engines_are_shown_with_their_process_group_and_silence() -> None:
     rows = {
         cells[0]: cells
         for line in shown.getvalue().splitlines()
-        if len(cells := [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]) == 10
+        if len(cells := [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]) == 8
     }
-    assert rows["engine"][3:8] == ["samples", "group", "reloads", "last reload", "silent"]
-    assert rows["alone"][3:8] == ["5 of 64, KV 71%", "-", "7", "120 ms", "12 s"]
+    assert rows["engine"][3:] == ["samples", "group", "reloads", "last reload", "silent"]
+    assert rows["alone"][3:] == ["5 of 64, KV 71%", "-", "7", "120 ms", "12 s"]
     assert rows["member"][3:5] == ["0", "2"]
     assert rows["prepared"][4] == "2, ready for 4"
 
@@ -106,3 +109,30 @@ def test_stages_are_shown_with_who_is_behind() -> None:
     rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in shown.getvalue().splitlines()]
     assert ["reference", "3", "1", "20", "2", "250", "4 s ago"] in rows
     assert ["values", "0", "0", "0", "0", "", "never"] in rows
+
+
+def test_a_run_of_long_names_and_large_figures_fits_80_columns_and_loses_none() -> None:
+    name = "an-engine-whose-host-has-a-name-of-sixty-characters-0123456.e0"
+    report = EngineReport(name, "w", "quarantined", WeightVersion(1, 123_456), 70_000, 123_456, "refused " * 20, 9)
+    much = dict.fromkeys(map(str, GroupState), Amount(1_234_567_890, 2_234_567_890, 10**12, 10**14))
+    view = make_view(
+        groups=much,
+        environments={name: much, "": {}},
+        engines=[replace(report, membership=2, prepared=WeightVersion(1, 123_457), running_samples=512)],
+        stages=[StageState(name, 123_456, 10_000, 2_000_000, 20_000, 50_000_000, 4_200_000)],
+        tasks={"pending": 1_234_567_890, "completed": 123_456_789},
+        run_id="r" * 64,
+    )
+    print_run(Console(file=(shown := StringIO()), width=80, highlight=False), view, estimate(make_loop()))
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in shown.getvalue(), "what is cut off cannot be told"
+    for words in ("quarantined", "123456", "1.235 G", "70,000", "dropped_stale"):
+        assert words in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0, "0"), (999_999_999, "999,999,999"), (1_234_567_890, "1.235 G"), (10**14, "100 T")]
+)
+def test_counts_take_eleven_characters_at_most(value: int, shown: str) -> None:
+    assert count(value) == shown

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -41,13 +41,16 @@ Watching: TypeAlias = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def watching(runs: FakeRuns) -> Iterator[Watching]:
-    """Starts a watch with these arguments. One that a failed test leaves is killed: it would wait for its service."""
+    """Starts a watch of a run, or `top`, with these arguments.
+
+    One that a failed test leaves is killed: it would wait for its service.
+    """
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, of: Sequence[str] = ("status", "--watch")) -> subprocess.Popen[str]:
         around = {name: value for name, value in os.environ.items() if not name.startswith("RB_")}
         process = subprocess.Popen(
-            [sys.executable, "-m", "buffer_cli", "status", "--watch", "--interval", "0.1", *arguments],
+            [sys.executable, "-m", "buffer_cli", *of, "--interval", "0.1", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -244,6 +247,20 @@ def test_programs_get_an_object_a_line(runs: FakeRuns, watching: Watching) -> No
     while not (away := json.loads(line_with(process, "{")))["away"]:
         pass
     assert away["per_second"] is None
+    ended(process, signal.SIGTERM)
+
+
+def test_all_runs_are_shown_again_and_again_and_the_service_is_waited_for(runs: FakeRuns, watching: Watching) -> None:
+    process = watching("--json", of=("top",))
+    first, second = json.loads(line_with(process, "{")), json.loads(line_with(process, "{"))
+    assert first["runs"][0]["per_second"] is None
+    assert second["runs"][0]["per_second"]["accepted groups"] > 0
+    runs.stop()
+    while not json.loads(line_with(process, "{"))["away"]:
+        pass
+    runs.start()
+    while json.loads(line_with(process, "{"))["away"]:
+        pass
     ended(process, signal.SIGTERM)
 
 
