@@ -38,7 +38,12 @@ class GroupFacts:
 
         Rows of a trajectory count as one, those of each policy apart; what is not trainable does not count.
         """
-        return _mean([_mean(rewards) for of_policy in self._compared for rewards in of_policy])
+        return _mean(self.trajectory_rewards)
+
+    @property
+    def trajectory_rewards(self) -> list[float]:
+        """Mean reward of each trajectory's rows that are trained on, those of each policy apart."""
+        return [_mean(rewards) for of_policy in self._compared for rewards in of_policy]
 
     @property
     def reward_std(self) -> float:

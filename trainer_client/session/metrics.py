@@ -24,6 +24,7 @@ from buffer_wire.validate import is_trainable
 from rollout_buffer.v1 import groups_pb2
 from trainer_client.batch import Batch, BatchInfo, Group
 from trainer_client.client.engines import in_service
+from trainer_client.selection.selection import facts_of
 from trainer_client.session.outcomes import Tally
 from trainer_client.state import RunState, TrainerTime
 
@@ -279,7 +280,7 @@ def of_groups(groups: list[Group]) -> dict[str, float]:
     figures: dict[str, float] = {"shard_groups": len(groups), "shard_samples": len(samples)}
     if not samples:
         return figures
-    rewards = [sample.reward for _, sample in samples]
+    rewards = [reward for group in groups for reward in facts_of(group).trajectory_rewards]
     lengths = [sample.tokens - sample.prompt_len for _, sample in samples]
     mean = sum(rewards) / len(rewards)
     figures |= {

@@ -13,6 +13,7 @@ from tests.trainer_client.test_batch import assemble
 from trainer_client.batch import Batch
 from trainer_client.collate import collate, micro_batches, pack
 from trainer_client.objectives import dr_grpo_advantages, policy_gradient_loss
+from trainer_client.session.metrics import of_groups
 
 ROWS = [(1, True, "white"), (1, False, "rival"), (1, True, "white"), (2, True, "white"), (2, True, "black")]
 """Trajectory, trainable, policy."""
@@ -37,6 +38,13 @@ def of_rows(task_id: str) -> GroupArrays:
 @pytest.fixture
 def batch() -> Batch:
     return assemble(pull_messages([of_rows("t0"), arrays_for("t1", group_size=2), of_rows("t2")]))
+
+
+def test_metrics_of_a_step_count_each_trajectory_once(batch: Batch) -> None:
+    # Of t0: white's trajectory 1 and 2, black's 2. The rival's row is not trainable.
+    figures = of_groups([batch.groups[0]])
+    assert (figures["reward_mean"], figures["shard_samples"]) == (pytest.approx((1 + 2 + 2) / 3), 4)
+    assert figures["reward_std"] == pytest.approx(np.std([1, 2, 2]))
 
 
 def test_rows_are_taken_for_samples_by_nobody(batch: Batch) -> None:
