@@ -167,7 +167,7 @@ class BufferDataset(IterableDataset[T], Generic[T]):
             puller = Puller(self._source(client, iteration), clock, self.pull_timeout_s)
             while self.stop_step is None or step < self.stop_step:
                 try:
-                    batch = _whole(puller, step)
+                    batch = whole_step(puller, step)
                 except _Stopped:
                     return
                 if batch is None:
@@ -261,7 +261,7 @@ def _watching(session: TrainerSession, dataset: BufferDataset[T]) -> Iterator[No
         watcher.join()
 
 
-def _whole(puller: Puller, step: int) -> Batch | None:
+def whole_step(puller: Puller, step: int) -> Batch | None:
     """Pull the whole step, its micro-batches gathered; None when no more comes."""
     micro_batches, pull_key = MicroBatches(), PullKey(step)
     while (whole := micro_batches.whole()) is None:

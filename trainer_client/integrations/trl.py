@@ -31,6 +31,7 @@ from trainer_client.integrations.trl_tasks import (
     RowTasks,
     TaskForm,
     TaskOptions,
+    encoder,
     rollouts_of,
     row_of,
     sampling_of,
@@ -230,22 +231,7 @@ class BufferGRPOTrainer(GRPOTrainer):
             yield held
 
     def _tasks(self) -> RowTasks:
-        # The feeder's thread has a tokenizer of its own: two threads cannot share a fast one.
-        tokenizer = copy.deepcopy(self.processing_class)
-
-        def encode(prompt: object) -> list[int]:
-            if isinstance(prompt, str):
-                return list(tokenizer(text=[prompt])["input_ids"][0])
-            encoded = tokenizer.apply_chat_template(
-                conversation=[prompt],
-                chat_template=self.chat_template,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-                **self.chat_template_kwargs,
-            )
-            return list(encoded["input_ids"][0])
-
+        encode = encoder(self.processing_class, chat_template=self.chat_template, **self.chat_template_kwargs)
         options = TaskOptions(
             group_size=self.num_generations,
             sampling=sampling_of(self.args),

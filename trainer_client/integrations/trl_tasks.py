@@ -7,6 +7,7 @@ torch nor trl.
 Followed: trl 1.16.0, `GRPOTrainer` (rollout_func, RepeatSampler) and `GRPOConfig`.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
@@ -30,7 +31,7 @@ Encode: TypeAlias = Callable[[Any], Sequence[int]]
 
 
 class SamplingConfig(Protocol):
-    """Part of `GRPOConfig` that is used here."""
+    """Part of `GRPOConfig` and of `AsyncGRPOConfig` that is used here; the former has `generation_kwargs` too."""
 
     max_completion_length: int
     temperature: float
@@ -38,7 +39,6 @@ class SamplingConfig(Protocol):
     top_k: int
     min_p: float | None
     repetition_penalty: float
-    generation_kwargs: Mapping[str, Any] | None
 
 
 class Rows(Protocol):
@@ -120,12 +120,30 @@ class RowTasks:
         )
 
 
+def encoder(tokenizer: Any, **template: object) -> Encode:  # noqa: ANN401 - a tokenizer of transformers
+    """Make the function that makes token ids of a prompt, text or messages; `template` goes to the chat template.
+
+    It has a tokenizer of its own, for the feeder's thread calls it: two threads cannot share a fast one.
+    """
+    own = copy.deepcopy(tokenizer)
+
+    def encode(prompt: object) -> list[int]:
+        if isinstance(prompt, str):
+            return list(own(text=[prompt])["input_ids"][0])
+        encoded = own.apply_chat_template(
+            conversation=[prompt], add_generation_prompt=True, tokenize=True, return_dict=True, **template
+        )
+        return list(encoded["input_ids"][0])
+
+    return encode
+
+
 def sampling_of(config: SamplingConfig) -> SamplingParams:
-    """Convert a GRPOConfig to the workers' sampling parameters.
+    """Convert a trainer's config to the workers' sampling parameters.
 
     Raises InvalidField for options that engines do not get.
     """
-    extra = dict(config.generation_kwargs or {})
+    extra: dict[str, Any] = dict(getattr(config, "generation_kwargs", None) or {})
     if not extra.keys() <= _GENERATION_KWARGS:
         limit = f"only {sorted(_GENERATION_KWARGS)}"
         raise InvalidField("generation_kwargs", sorted(extra.keys() - _GENERATION_KWARGS), limit)
