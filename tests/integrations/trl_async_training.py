@@ -77,7 +77,7 @@ def trainer_of(rollouts: BufferRollouts, folder: Path, args: AsyncGRPOConfig, **
 
 
 def logged(trainer: AsyncGRPOTrainer) -> list[dict[str, float]]:
-    """What was logged of each optimizer step."""
+    """Return what was logged of each optimizer step."""
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 

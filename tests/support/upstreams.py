@@ -41,7 +41,7 @@ class Upstream:
 _MILES = ("tests/upstreams/test_miles_consumers.py", "tests/upstreams/test_stand_ins.py")
 UPSTREAMS = (
     Upstream(
-        name="trl", title="TRL", seam="`GRPOTrainer` trains",
+        name="trl", title="TRL", seam="`GRPOTrainer` and `AsyncGRPOTrainer` train",
         target="test-trl", environment=".venv-trl", wheels=("trl", "transformers"),
     ),
     Upstream(
