@@ -78,6 +78,10 @@ class Worker:
         self._reward = reward or (load_reward(options.reward) if options.reward else no_reward)
         if options.reward_processes and is_coroutine(self._reward):
             raise InvalidField("reward_processes", options.reward_processes, "0: the reward function is a coroutine")
+        makes_rows = options.agent is not None and options.agent.branches == "rows"
+        if makes_rows and options.reward and not getattr(self._reward, "rows", False):
+            limit = f"refuse or last: the reward function {options.reward} does not say `rows = True`"
+            raise InvalidField("agent_branches", "rows", limit)
         self._rollout = rollout or rollout_of(options)
         self._environment_limits = parsed(options.environment_limits)
         self._hosts = hosts if hosts is not None else hosts_of(options)

@@ -12,6 +12,7 @@ import pytest
 
 from buffer_wire.errors import InvalidField
 from rollout_workers.generation.prompts import Prompts
+from rollout_workers.options import AgentOptions
 from rollout_workers.rewarding.processes import RewardProcesses
 from rollout_workers.rewards import Scorer, Scores, load_reward
 from rollout_workers.worker import Worker
@@ -136,6 +137,13 @@ async def test_worker_scores_in_processes_and_ends_them(fake: FakeService, tmp_p
         assert pids
     assert "was ended by SIGSEGV" in fake.returns[0].error
     assert all(gone(pid) for pid in pids)
+
+
+def test_agent_whose_branches_are_rows_has_a_reward_function_that_looks_at_rows(tmp_path: Path) -> None:
+    agent = AgentOptions("tests.workers.reward_functions:obedient", branches="rows")
+    made = options("127.0.0.1:1", tmp_path, reward="tests.workers.reward_functions:obedient", agent=agent)
+    with pytest.raises(InvalidField, match=r"agent_branches.*obedient does not say `rows = True`"):
+        Worker(made)
 
 
 def test_coroutine_is_not_for_processes(tmp_path: Path) -> None:
