@@ -31,6 +31,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--stores", default=",".join(STORES))
     parser.add_argument("--round", type=int, help="this round alone")
+    parser.add_argument("--until-violation", action="store_true", help="end with the first round that finds one")
     parser.add_argument("--out", type=Path, help="file for the report, as JSON")
     parser.add_argument("--keep", type=Path, help="folder for the files of all rounds; without, of failed ones")
     return parser.parse_args()
@@ -60,6 +61,8 @@ def _rounds(options: argparse.Namespace, folder: Path) -> list[Round]:
             print(f"chaos:   {problem}", flush=True)
         if not done.problems and options.keep is None:
             shutil.rmtree(place)
+        elif done.problems and options.until_violation:
+            break
         number += 1
     return rounds
 

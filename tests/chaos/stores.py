@@ -30,6 +30,8 @@ FEW_WRITES = 20_000
 DISK = "192m"
 JUMPS_S = (-7_200, -30, 5, 700, 7_200)
 MIGRATED_SLOTS = 1_500
+AHEAD_S = 0.3
+"""Time for which a primary takes what its replica does not get; less than its Sentinels wait for an answer."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,16 @@ def sentinel(folder: Path, rng: random.Random) -> Iterator[Store]:
         async def kill(_seconds: float) -> None:
             await _failed_over(deployment)
 
+        async def kill_ahead(_seconds: float) -> None:
+            # What was written since then nobody may have been told of.
+            deployment.cut_off()
+            await asyncio.sleep(AHEAD_S)
+            deployment.primary.kill()
+            deployment.replica.go_on()
+            await deployment.promoted()
+            await deployment.primary_back()
+            deployment.primary, deployment.replica = deployment.replica, deployment.primary
+
         async def away(seconds: float) -> None:
             deployment.cut_off()
             await asyncio.sleep(seconds)
@@ -179,6 +191,7 @@ def sentinel(folder: Path, rng: random.Random) -> Iterator[Store]:
 
         faults = {
             "the primary is killed": Fault(kill, kills=True, takes_back=True),
+            "the primary is killed, its replica behind": Fault(kill_ahead, kills=True, takes_back=True),
             "the replica is cut off": Fault(away),
             "a Sentinel stands still": Fault(lose_sentinel),
             **of_clock(clock, rng),

@@ -3,6 +3,7 @@
 from tests.chaos.checker.events import Op
 from tests.faults.changes import again, breaks, calls, events, last_view, shard
 from tests.faults.history import History
+from tests.faults.tale import amount
 
 # ── 1: ledgers ───────────────────────────────────────────────────────────────
 
@@ -38,6 +39,15 @@ def a_task_vanishes(history: History) -> None:
 def an_acknowledged_group_is_nowhere(history: History) -> None:
     events(history).remove(["accepted", "t3/0", "queued"])
     events(history)[-2] = ["micro_batch", 1, 0, ["t1/0"]]
+
+
+@breaks("acknowledged_groups_are_kept")
+def a_group_is_lost_though_no_store_lost_it(history: History) -> None:
+    events(history).append(["moved", "t3/0", "lost"])
+    groups = last_view(history)["groups"]
+    for unit, one in enumerate(amount(1)):
+        groups["trained"][unit] -= one
+        groups["lost"][unit] += one
 
 
 @breaks("acknowledged_groups_are_kept")

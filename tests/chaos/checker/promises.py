@@ -58,6 +58,8 @@ def acknowledged_groups_are_kept(reading: Reading) -> Iterator[str]:
             yield f"{state} is {groups} groups in the ledger, but not in the recording"
     if counts:
         yield f"the ledger does not know the states {dict(counts)}"
+    if view["groups"]["lost"][0] and not reading.losses:
+        yield f"{view['groups']['lost'][0]} groups count as lost, and no store has lost anything"
 
 
 def trained_is_what_ranks_got(reading: Reading) -> Iterator[str]:
