@@ -20,7 +20,9 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 PYTEST_ARGS ?=
+
 SEEDS ?= 1 2 3
 
 # Checkouts of the projects that adapters are for. Only test-upstreams has what they import, so only it is told of them.
@@ -189,7 +191,7 @@ FUZZ_SEED ?=
 MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
-.PHONY: fuzz test test-fast test-chaos test-engine test-engine-full test-faults test-cluster test-large test-live test-model test-redis \
+.PHONY: fuzz soak test test-fast test-chaos test-engine test-engine-full test-faults test-cluster test-large test-live test-model test-redis \
 	compatibility test-agents test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-cluster, test-large, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
@@ -222,6 +224,9 @@ test-cluster: install ## payloads, and runs, on a cluster of real servers: failo
 	@$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 	@RB_TEST_STORE=cluster $(BIN)/python -m pytest tests/store tests/model/test_model_against_store.py -k 'not test_model or over_a_cluster' $(PYTEST_ARGS)
 	@RB_TEST_PAYLOADS=cluster $(BIN)/python -m pytest tests/store tests/model/test_model_against_store.py -k 'not test_model or cluster' $(PYTEST_ARGS)
+
+soak: install ## one service under groups, runs and workers that come and go: nothing grows, nothing is left (short: 2 minutes; SOAK_ARGS='--share 1': hours, goes on where it was)
+	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 fuzz: install ## a real service under random messages to every method and its admin page (about 2 minutes)
 	@FUZZ_SEED=$(FUZZ_SEED) FUZZ_MESSAGES=$(FUZZ_MESSAGES) $(BIN)/python -m tests.fuzz

@@ -1,5 +1,5 @@
-"""Watch over what a service's processes hold while it is fuzzed: memory, descriptors, keys in its store; and what its
-log says.
+"""Watch over what a service's processes hold while it is fuzzed or soaked: memory, descriptors, keys in its store; and
+what its log says.
 """
 
 import asyncio
@@ -28,8 +28,9 @@ LOG_BYTES_OF_A_MESSAGE = 40
 class Watch:
     """One service from before the fuzz to after it."""
 
-    def __init__(self, service: ServiceProcess) -> None:
+    def __init__(self, service: ServiceProcess, growth_bytes: int = GROWTH_BYTES) -> None:
         self._service = service
+        self._growth_bytes = growth_bytes
         self._pids = self._processes()
         self._files = {pid: _files(pid) for pid in self._pids}
         self._keys = self._store_keys()
@@ -40,21 +41,27 @@ class Watch:
     async def sample(self, verdicts: Verdicts) -> None:
         """Wait until cancelled."""
         while True:
-            self._samples.append({pid: _resident(pid) for pid in self._pids})
-            self._sent.append(verdicts.sent.total())
+            self.take(verdicts.sent.total())
             await asyncio.sleep(SAMPLE_S)
 
-    async def check(self, verdicts: Verdicts) -> None:
-        """Check a service whose clients have left and whose runs are deleted."""
+    def take(self, sent: int) -> None:
+        """Take a sample, when so many messages have been sent."""
+        self._samples.append({pid: _resident(pid) for pid in self._pids})
+        self._sent.append(sent)
+
+    async def check(self, verdicts: Verdicts, *, apart: float = 0.0) -> None:
+        """Check a service whose clients have left and whose runs are deleted. `apart`: bytes by which the store has to
+        have grown.
+        """
         self._check_processes(verdicts)
-        self._check_memory(verdicts)
+        self._check_memory(verdicts, apart)
         self._check_log(verdicts)
         await _settled(lambda: not self._open_files(), "descriptors", self._open_files, verdicts)
         await _settled(lambda: not self._left_keys(), "keys of deleted runs", self._left_keys, verdicts)
 
     def grown(self) -> dict[str, float]:
         """MiB by which each process grew over the second half of the messages."""
-        return {_name(pid): _growth([s[pid] for s in self._half()]) / (1 << 20) for pid in self._pids}
+        return {_name(pid): growth([s[pid] for s in self._half()]) / (1 << 20) for pid in self._pids}
 
     def resident(self) -> dict[str, float]:
         """MiB of each process at the end."""
@@ -74,9 +81,9 @@ class Watch:
         middle = self._sent[-1] / 2
         return [sample for sample, sent in zip(self._samples, self._sent, strict=True) if sent >= middle]
 
-    def _check_memory(self, verdicts: Verdicts) -> None:
+    def _check_memory(self, verdicts: Verdicts, apart: float) -> None:
         for name, grown in self.grown().items():
-            if grown > GROWTH_BYTES / (1 << 20):
+            if grown > (self._growth_bytes + (apart if name.startswith("store") else 0)) / (1 << 20):
                 verdicts.fail(
                     Failure(f"{name} grew by {grown:.0f} MiB over the second half of the messages", f"memory {name}")
                 )
@@ -132,8 +139,8 @@ def _bad(line: str) -> str:
     return ""
 
 
-def _growth(values: list[int]) -> float:
-    """Growth of the straight line through the values, from first to last."""
+def growth(values: list[int]) -> float:
+    """Return the growth of the straight line through the values, from first to last."""
     count = len(values)
     if count < 2:
         return 0.0

@@ -115,12 +115,14 @@ def test_bill_of_materials_refers_to_the_image_and_names_all_that_is_installed(l
     ) in python
 
 
+# It builds once more.
+@pytest.mark.timeout(900)
 def test_the_same_commit_gives_the_same_images(layout: Path, tmp_path: Path) -> None:
     commit = configuration(layout, "service")["config"]["Labels"]["org.opencontainers.image.revision"]
     again = tmp_path / "again"
     subprocess.run(
         [ROOT / "deploy/containers/build.sh", shutil.which("python3") or "python3", again, "service"],
-        check=True, timeout=280, env={**os.environ, "COMMIT": commit},
+        check=True, timeout=850, env={**os.environ, "COMMIT": commit},
     )  # fmt: skip
 
     assert index(again) == [each for each in index(layout) if each["annotations"][NAME].startswith("service")]
