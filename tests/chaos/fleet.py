@@ -8,18 +8,21 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.client import CALM, ENOUGH, ROUND
 from tests.chaos.proxy import Proxy
-from tests.chaos.scenario import Scenario
+from tests.chaos.scenario import REPLICATED, Scenario
+from tests.chaos.session import second_run
 from tests.chaos.stores import Store
 from tests.faults.cluster import rpc_processes
 from tests.support.service import ServiceProcess
 
-WORKERS = 3
+WORKERS = ("w0", "w1")
+ENGINES = ("e0", "e1")
+REWARD = "tests.workers.building:length_reward"
 END_S = 100.0
 RESTART_S = 0.2
 """Time after which a client that was killed is started again, as an init system does."""
@@ -29,10 +32,12 @@ RESTART_S = 0.2
 class Client:
     """A client that is started again whenever it is killed, until it ends by itself."""
 
-    kind: str
     name: str
+    command: Sequence[str]
+    """The life's number is put behind it where it is `counted`."""
     folder: Path
     environment: Mapping[str, str]
+    counted: bool = True
     life: int = 0
     process: asyncio.subprocess.Process | None = None
     failed: str = ""
@@ -42,10 +47,10 @@ class Client:
         """Live until it has ended in order, or is not wanted any more."""
         while self.wanted:
             self.life += 1
-            command = [sys.executable, "-m", "tests.chaos.client", self.kind, self.folder, self.name, str(self.life)]
+            command = [*self.command, str(self.life)] if self.counted else self.command
             with (self.folder / f"{self.name}.log").open("ab") as log:
                 self.process = await asyncio.create_subprocess_exec(
-                    *map(str, command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment)
+                    *command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment)
                 )
             status = await self.process.wait()
             if status != -signal.SIGKILL:
@@ -84,14 +89,13 @@ class Fleet:
     clients: list[Client] = field(default_factory=list)
     _lives: list[asyncio.Task[None]] = field(default_factory=list)
 
-    @property
-    def trainer(self) -> Client:
-        """The trainer's process, with its ranks, its feeder and an observer."""
-        return self.clients[0]
+    def trainers(self) -> list[Client]:
+        """Processes of trainers: one with its ranks, its feeder and an observer, and one that is a session."""
+        return self.clients[:2]
 
     def workers(self) -> list[Client]:
-        """Processes of workers."""
-        return self.clients[1:]
+        """Processes of workers: those that tell their history, and the product's own."""
+        return self.clients[2:]
 
     def hosts(self) -> list[str]:
         """Addresses for clients."""
@@ -109,21 +113,38 @@ class Fleet:
             await asyncio.to_thread(service.start)
             self.proxies.append(Proxy(service.address, random.Random(self.rng.getrandbits(64))))
             await self.proxies[-1].open()
-        (self.folder / ROUND).write_text(json.dumps({"run_id": self.run_id, "hosts": self.hosts()}))
+        waits = self.scenario.store in REPLICATED
+        replicated = {name: self.scenario.policy[name] for name in ("wait_replicas", "wait_timeout_ms") if waits}
+        told = {"run_id": self.run_id, "hosts": self.hosts(), "replicated": replicated}
+        (self.folder / ROUND).write_text(json.dumps(told))
 
     def start_clients(self) -> None:
-        """Start the trainer and the workers."""
-        self.clients = [
-            Client(kind, name, self.folder, self.environment)
-            for kind, name in [("trainer", "trainer"), *(("worker", f"w{number}") for number in range(WORKERS))]
-        ]
+        """Start trainers and workers."""
+        python, folder = [sys.executable, "-m"], str(self.folder)
+        commands = {
+            "trainer": [*python, "tests.chaos.client", "trainer", folder, "trainer"],
+            "session": [*python, "tests.chaos.session", folder, "session"],
+            **{name: [*python, "tests.chaos.client", "worker", folder, name] for name in WORKERS},
+        }
+        self.clients = [Client(name, command, self.folder, self.environment) for name, command in commands.items()]
+        self.clients += [Client(name, self._engine(name), self.folder, self.environment, False) for name in ENGINES]
         self._lives = [asyncio.create_task(client.run()) for client in self.clients]
+
+    def _engine(self, name: str) -> list[str]:
+        """The command of one of the product's workers, with a simulated engine."""
+        return [
+            sys.executable, "-m", "buffer_cli", "worker", "--address", "ipv4:" + ",".join(self.hosts()),
+            "--run", second_run(self.run_id), "--reward", REWARD, "--worker-id", name,
+            "--weights-dir", str(self.folder / f"{name}-weights"),
+            "--simulate", "--tokens-per-s", "200", "--groups-per-engine", "4", "--lease-wait-s", "1",
+        ]  # fmt: skip
 
     async def finish(self) -> None:
         """Have the trainer end the round in order. Raises AssertionError where it does not, or a client has failed."""
         (self.folder / ENOUGH).touch()
         try:
-            await asyncio.wait_for(asyncio.shield(self._lives[0]), END_S)
+            async with asyncio.timeout(END_S):
+                await asyncio.gather(*(asyncio.shield(life) for life in self._lives[: len(self.trainers())]))
         except TimeoutError:
             raise AssertionError(f"the round does not end within {END_S} s") from None
         (self.folder / CALM).touch()

@@ -49,7 +49,7 @@ class Nemesis:
             "an rpc process is killed": Fault(self._kill_process, kills=True),
             "a service is killed": Fault(self._kill_service, kills=True),
             "a worker is killed": Fault(self._of_client(self._worker, signal.SIGKILL), kills=True),
-            "the trainer is killed": Fault(self._of_client(lambda: fleet.trainer.pid, signal.SIGKILL), kills=True),
+            "a trainer is killed": Fault(self._of_client(self._trainer, signal.SIGKILL), kills=True),
             "everything but the store is killed": Fault(self._kill_all, kills=True),
         }
         self.others: dict[str, Fault] = {
@@ -98,6 +98,9 @@ class Nemesis:
 
     def _worker(self) -> int:
         return self._one([client.pid for client in self._fleet.workers()])
+
+    def _trainer(self) -> int:
+        return self._one([client.pid for client in self._fleet.trainers()])
 
     def _anybody(self) -> int:
         clients = [client.pid for client in self._fleet.clients]

@@ -1,0 +1,127 @@
+"""A trainer of a round's second run: a session of the client, whose groups the product's own workers generate.
+
+python -m tests.chaos.session FOLDER NAME LIFE: it goes on from its last checkpoint, and writes what it trains on to a
+journal, a line of JSON each. The model is as many bytes as its version says.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.client import ENOUGH, ROUND, Place
+from tests.faults.kinds_of_work import digest
+from trainer_client import Batch, BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task
+from trainer_client.publish import FilesPublisher
+
+JOURNAL = "session.journal"
+BATCH_GROUPS, MAX_STALENESS = 4, 4
+TASKS = 20_000
+CHECKPOINT_EVERY = 5
+WORD = b"weights "
+
+
+def second_run(run_id: str) -> str:
+    """Name of a round's second run."""
+    return f"{run_id}-session"
+
+
+def _policy(replicated: Mapping[str, Any]) -> Policy:
+    return Policy(
+        batch_groups=BATCH_GROUPS,
+        max_queued_groups=3 * BATCH_GROUPS,
+        overflow_action="block",
+        max_staleness=MAX_STALENESS,
+        stale_action="recycle",
+        lease_ttl_ms=3_000,
+        retry_backoff_ms=20,
+        max_attempts=1_000,
+        record_groups=True,
+        **replicated,
+    )
+
+
+def _tasks() -> list[Task]:
+    sampling = SamplingParams(max_new_tokens=32)
+    return [
+        Task(task_id=f"t{i:05d}", group_size=2, sampling=sampling, prompt_token_ids=[1 + i % 7, 2])
+        for i in range(TASKS)
+    ]
+
+
+def _facts(batch: Batch) -> dict[str, Any]:
+    info = batch.info
+    return {
+        "step": info.step,
+        "train_version": info.train_version,
+        "staleness_max": info.staleness_max,
+        "groups": {f"{group.task_id}/{group.incarnation}": digest(group) for group in batch.groups},
+        "versions": sorted({span.version.version for sample in batch.samples for span in sample.spans}),
+    }
+
+
+class Journal:
+    """Lines that are in the file before the service is told of what they say."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def of(self, kind: str) -> list[Any]:
+        """Values of a kind so far."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        return [
+            value for line in lines if line.endswith("}") for name, value in json.loads(line).items() if name == kind
+        ]
+
+    def write(self, **line: object) -> None:
+        """Append a line."""
+        with self._path.open("ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+
+def train(place: Place) -> None:
+    """Train until the round is to end."""
+    journal = Journal(place.folder / JOURNAL)
+    told = json.loads((place.folder / ROUND).read_text())
+    hosts = told["hosts"]
+    turned = hosts[place.life % len(hosts) :] + hosts[: place.life % len(hosts)]
+    with (
+        BufferClient("ipv4:" + ",".join(turned), ClientOptions(timeout_s=90, attempt_timeout_s=5)) as client,
+        FilesPublisher(place.folder / "published") as publisher,
+        client.session(
+            second_run(place.run_id),
+            policy=_policy(told["replicated"]),
+            tasks=_tasks(),
+            publisher=publisher,
+            next_step=max(journal.of("checkpoint"), default=None),
+            options=SessionOptions(pull_timeout_s=90, max_pending_tasks=24, chunk_tasks=8),
+        ) as session,
+    ):
+        for batch in session:
+            journal.write(trained=_facts(batch))
+            version = session.version + 1
+            session.publish(lambda folder, version=version: (folder / "model.safetensors").write_bytes(WORD * version))  # type: ignore[misc]
+            if session.next_step % CHECKPOINT_EVERY == 0:
+                journal.write(checkpoint=session.next_step)
+                session.checkpoint()
+            if place.has(ENOUGH):
+                state = session.state()
+                groups = state.ledger.groups
+                journal.write(
+                    end={
+                        "balanced": state.ledger.balanced,
+                        "committed_steps": state.committed_steps,
+                        "trained": groups.trained.groups,
+                        "lost": groups.lost.groups,
+                        "failed": state.ledger.tasks.failed,
+                    }
+                )
+                # Its tasks are not used up: it does not wait for them.
+                sys.stdout.flush()
+                os._exit(0)
+
+
+if __name__ == "__main__":
+    train(Place(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
