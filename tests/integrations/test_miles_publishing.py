@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from buffer_wire.errors import StaleTerm
+from buffer_wire.errors import InvalidField, StaleTerm
 from tests.integrations.miles_contract import job
 from tests.support.push import Pusher, arrays_for
 from tests.support.service import ServiceProcess, running_service
 from trainer_client import BufferClient, Policy
-from trainer_client.integrations import miles
+from trainer_client.integrations import miles, slime
 from trainer_client.integrations.miles.settings import Settings
 from trainer_client.integrations.miles.terms import taken_over
 
@@ -71,3 +71,38 @@ def test_process_that_takes_the_run_over_again_publishes_in_its_new_term(
     taken_over(Settings.of(args), term)
     assert miles.publish_weights(args, 1) == 2
     assert miles.checkpoint_saved(args, 1) == 2
+
+
+def written(folder: Path, update: int) -> str:
+    """A directory as slime writes one at its update of this number."""
+    made = folder / f"weight_v{update:06d}"
+    made.mkdir()
+    (made / "model.safetensors").write_bytes(b"weights")
+    return str(made)
+
+
+@pytest.mark.parametrize(("interval", "start", "rollouts"), [(1, 0, [0, 1, 2]), (2, 0, [1, 3]), (1, 1, [1, 2])])
+def test_slimes_updates_on_disk_are_published_as_of_their_rollouts(
+    interval: int, start: int, rollouts: list[int], service: ServiceProcess, client: BufferClient, tmp_path: Path
+) -> None:
+    run_id = f"slime-{interval}-{start}"
+    args = args_of(service, client, tmp_path, run_id)
+    args.update_weight_mode, args.update_weight_disk_keep_files = "full", True
+    args.update_weights_interval, args.start_rollout_id = interval, start
+    # Before the training.
+    slime.post_write_hook(args, written(tmp_path, 1), [])
+    assert client.run(run_id).published.version == 0
+    for update, rollout in enumerate(rollouts, start=2):
+        slime.post_write_hook(args, written(tmp_path, update), [])
+        run = client.run(run_id)
+        assert (run.published.version, run.committed_steps) == (update - 1, rollout + 1)
+
+
+def test_slimes_updates_that_are_no_whole_directories_are_refused(
+    service: ServiceProcess, client: BufferClient, tmp_path: Path
+) -> None:
+    args = args_of(service, client, tmp_path, "slime-delta")
+    for mode, keep in (("delta", True), ("full", False)):
+        args.update_weight_mode, args.update_weight_disk_keep_files = mode, keep
+        with pytest.raises(InvalidField, match="update-weight-mode"):
+            slime.post_write_hook(args, written(tmp_path, 2 if keep else 3), [])

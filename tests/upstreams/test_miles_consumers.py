@@ -1,5 +1,6 @@
 """Tests of what the adapter returns, taken by Miles' and slime's own code on the way to their trainers, on a CPU."""
 
+import argparse
 import asyncio
 import importlib
 import inspect
@@ -146,3 +147,13 @@ def test_buffer_has_every_method_of_the_contract_with_its_parameters() -> None:
         for parameter, given in inspect.signature(getattr(theirs, name)).parameters.items():
             taken = any(each.kind is given.kind for each in known.values())
             assert parameter in known or (given.kind is inspect.Parameter.VAR_KEYWORD and taken)
+
+
+@needs("slime")
+def test_slime_calls_the_hook_of_its_updates_with_these_arguments() -> None:
+    provider = importlib.import_module("slime.utils.arguments").get_slime_extra_args_provider()
+    actions = {action.dest: action for action in provider(argparse.ArgumentParser())._actions}
+    assert "hook(args, version_dir: str, rollout_engines)" in actions["custom_update_weight_post_write_path"].help
+    assert list(inspect.signature(slime.post_write_hook).parameters) == ["args", "version_dir", "rollout_engines"]
+    assert {"update_weight_mode", "update_weight_transport", "update_weight_disk_keep_files"} <= actions.keys()
+    assert "full" in actions["update_weight_mode"].choices
