@@ -15,6 +15,14 @@ inspect_app = typer.Typer(
     no_args_is_help=True,
 )
 
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        envvar="RB_TOKENIZER",
+        help="Show text: the model's tokenizer.json, or a directory with it. Needs the extra rollout-buffer[text].",
+    ),
+]
 EnvironmentOption = Annotated[str | None, typer.Option(help='Only of this environment; "" for those that have none.')]
 
 
@@ -94,9 +102,30 @@ def group(
     ] = None,
     first: Annotated[int, typer.Option(min=0, help="The first of these tokens.")] = 0,
     count: Annotated[int, typer.Option(min=1, max=65_536, help="How many of them.")] = 1_024,
+    tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print one stored group: who made it, sizes, rewards, versions; its samples; token ids of one sample."""
+    """Print one stored group: who made it, sizes, rewards, versions; its samples; token ids of one sample.
+
+    With --tokenizer the tokens are text, in a colour for each version; underlined is what is not trained on.
+    """
+
+
+@inspect_app.command("wandb")
+@runs("buffer_cli.inspect.wandb_table:export")
+def wandb(
+    project: Annotated[str, typer.Argument(metavar="PROJECT", help="Project of Weights & Biases.")],
+    service: CallOptions = CallOptions(timeout_s=60.0),
+    run_id: RunOption = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Groups of this step, in place of the queue's.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="So many groups at most.")] = 32,
+    tokenizer_path: TokenizerOption = None,
+) -> None:
+    """Log samples to a table of Weights & Biases: rewards, versions, prompt and response, and their coloured tokens.
+
+    What the package itself reads decides where that goes, as WANDB_API_KEY and WANDB_MODE=offline. Needs the extra
+    rollout-buffer[wandb].
+    """
 
 
 @inspect_app.command()

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from buffer_cli.calls import run_ref
-from buffer_cli.inspect import tables
+from buffer_cli.inspect import tables, text
 from buffer_cli.inspect.calls import on_run
 from buffer_cli.inspect.commands import PageOptions
 from buffer_cli.inspect.waits import print_waits
@@ -81,9 +81,11 @@ def group(
     tokens_of: int | None,
     first: int,
     count: int,
+    tokenizer: str | None,
     as_json: bool,
 ) -> None:
     """One group."""
+    decode = text.tokenizer(tokenizer) if tokenizer and not as_json else None
     with on_run(service, run_id) as (calls, run):
         request = pb.GetGroupRequest(
             run=run_ref(run),
@@ -101,7 +103,12 @@ def group(
     if samples:
         show(tables.sample_table(reply.header.samples))
     if tokens_of is not None:
-        tables.print_tokens(reply.token_ids, reply.header.samples[tokens_of], tokens_of, first)
+        sample = reply.header.samples[tokens_of]
+        tables.print_tokens(reply.token_ids, sample, tokens_of, first, ids=decode is None)
+        if decode is not None:
+            parts = list(text.segments(sample, reply.token_ids, reply.loss_mask, first))
+            show(text.legend(parts))
+            show(text.as_text(parts, decode))
 
 
 def batches(service: CallOptions, run_id: str | None, page: PageOptions) -> None:

@@ -227,15 +227,15 @@ def sample_table(samples: Sequence[groups_pb2.Sample]) -> Table:
     return table
 
 
-def print_tokens(token_ids: Sequence[int], sample: groups_pb2.Sample, index: int, first: int) -> None:
-    """Token ids of a sample."""
+def print_tokens(token_ids: Sequence[int], sample: groups_pb2.Sample, index: int, first: int, *, ids: bool) -> None:
+    """Tokens of a sample: which these are, its reward, and with `ids` the token ids."""
     last = first + len(token_ids) - 1
     of = f"of {sample.tokens:,}, the first {sample.prompt_len:,} of which are the prompt"
     if not token_ids:
         print(f"sample {index}: no token from {first} on, {of}")
         return
-    print(f"sample {index}, tokens {first} to {last} {of}:")
-    for at in range(0, len(token_ids), 16):
+    print(f"sample {index}, reward {sample.reward:.3f}, tokens {first} to {last} {of}:")
+    for at in range(0, len(token_ids) if ids else 0, 16):
         print(f"  {first + at:>7}  {' '.join(map(str, token_ids[at : at + 16]))}")
 
 

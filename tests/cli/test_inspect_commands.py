@@ -1,17 +1,20 @@
 """`rollout-buffer inspect` as an operator meets it, against a real service."""
 
+import base64
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from rollout_buffer.v1 import runs_pb2
+from buffer_cli.inspect.text import as_html, segments
+from rollout_buffer.v1 import common_pb2, groups_pb2, runs_pb2
 from tests.support.commands import command
 from tests.support.rpc import RunRpc, connect, make_group, make_task
 from tests.support.service import ServiceProcess, running_service
 
-COMMANDS = ("tasks", "task", "leases", "groups", "group", "batches", "waits")
+COMMANDS = ("tasks", "task", "leases", "groups", "group", "batches", "waits", "wandb")
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +79,11 @@ def test_single_things_are_facts(service: ServiceProcess, run: RunRpc) -> None:
     assert "instance-1" in task
     group = inspect(service, "group", "long/0", "--samples", "--tokens", "1", "--first", "38").stdout
     assert "responses of 3 to 39" in group
-    assert "sample 1, tokens 38 to 39 of 40" in group
+    assert "tokens 38 to 39 of 40" in group
     assert json.loads(inspect(service, "group", "long/0", "--json").stdout)["header"]["samples"] == []
+    values = json.loads(inspect(service, "group", "long/0", "--samples", "--tokens", "1", "--json").stdout)
+    mask = base64.b64decode(values["loss_mask"])
+    assert (len(mask), sum(mask)) == (40, values["header"]["samples"][1]["loss_tokens"])
     assert "no group" in inspect(service, "group", "none/0", code=1).stderr
     assert "--state" in inspect(service, "tasks", "--state", "done", code=2).stderr
 
@@ -108,3 +114,65 @@ def test_without_a_name_the_only_run_is_meant(service: ServiceProcess, run: RunR
         assert "no group is queued" in inspect(service, "groups", "--run", other.run_id).stdout
     finally:
         run.rpc.runs.DeleteRun(runs_pb2.DeleteRunRequest(run=other.ref), timeout=20)
+
+
+def test_tokens_are_text_by_the_models_tokenizer_and_marked_where_they_are_not_trained(
+    service: ServiceProcess, run: RunRpc, tmp_path: Path
+) -> None:
+    words = tokenizer_of_words(tmp_path)
+    shown = inspect(service, "group", "long/0", "--tokens", "1", "--count", "6", "--tokenizer", words).stdout
+    assert "sample 1, reward 1.000" in shown
+    assert "version 1.0" in shown
+    missing = inspect(service, "group", "long/0", "--tokens", "1", "--tokenizer", f"{tmp_path}/none", code=2)
+    assert "--tokenizer" in missing.stderr
+
+
+def test_segments_part_where_version_mask_or_prompt_change() -> None:
+    def version(number: int) -> common_pb2.WeightVersion:
+        return common_pb2.WeightVersion(term=1, version=number)
+
+    spans = [
+        groups_pb2.VersionSpan(start=2, end=4, version=version(3)),
+        groups_pb2.VersionSpan(start=4, end=6, version=version(4)),
+    ]
+    sample = groups_pb2.Sample(tokens=6, prompt_len=2, spans=spans)
+    parts = list(segments(sample, [9, 8, 7, 6, 5, 4], bytes([0, 0, 1, 1, 0, 1])))
+    assert [(part.kind, part.token_ids) for part in parts] == [
+        ("the prompt", (9, 8)),
+        ("version 1.3", (7, 6)),
+        ("not trained on", (5,)),
+        ("version 1.4", (4,)),
+    ]
+    assert parts[1].colour != parts[3].colour == parts[2].colour
+    later = list(segments(sample, [6, 5], bytes([1, 1]), first=3))
+    assert [part.kind for part in later] == ["version 1.3", "version 1.4"]
+    page = as_html(parts, lambda ids: f"<{len(ids)}>")
+    assert "&lt;2&gt;" in page
+    assert 'title="version 1.4"' in page
+
+
+def test_samples_are_logged_to_a_table_of_weights_and_biases(
+    service: ServiceProcess, run: RunRpc, tmp_path: Path
+) -> None:
+    there = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true", "HOME": str(tmp_path)}
+    options = ("--address", service.address, "--step", "0", "--tokenizer", tokenizer_of_words(tmp_path))
+    logged = command("inspect", "wandb", "math", "--run", run.run_id, *options, **there)
+    assert logged.returncode == 0, logged.stderr
+    (file,) = tmp_path.rglob("*.table.json")
+    table = json.loads(file.read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [(row["group"], row["sample"]) for row in rows] == [("x0/0", 0), ("x0/0", 1), ("x1/0", 0), ("x1/0", 1)]
+    assert {row["reward"] for row in rows} == {0.5}
+    assert all(row["response"].strip() for row in rows)
+    # The run's copy names media by their kind; what they hold is in the artifact that is sent.
+    assert rows[0]["tokens"] == "Html"
+
+
+def tokenizer_of_words(folder: Path) -> str:
+    """A tokenizer whose token N is the word `wN`."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    made = Tokenizer(WordLevel({f"w{number}": number for number in range(1_000)}, unk_token="w0"))
+    made.save(str(folder / "tokenizer.json"))
+    return str(folder)

@@ -75,14 +75,6 @@ def task_id(value: str) -> str:
     return value
 
 
-def group_id(value: str) -> tuple[str, int]:
-    """Parts (task_id, incarnation) of a group's id."""
-    name, _, incarnation = value.partition("/")
-    if not limits.TASK_ID.fullmatch(name) or not (incarnation.isascii() and incarnation.isdecimal()):
-        raise InvalidField("group_id", value[:200], "task_id/incarnation")
-    return name, int(incarnation[:15])
-
-
 def step_of(request: pb.ListGroupsRequest) -> int | None:
     """The step, None for the queue."""
     return fields.number(request.step, "step", 0, limits.MAX_VERSION) if request.HasField("step") else None

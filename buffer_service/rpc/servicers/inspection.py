@@ -12,8 +12,7 @@ from buffer_service.domain.ports import RunStore
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.convert import inspection as convert
 from buffer_service.rpc.convert.page_tokens import Shape, position, to_token
-from buffer_service.rpc.stored_groups import StoredGroup, read_group
-from buffer_wire.errors import UnknownGroup, UnknownTask
+from buffer_service.stored_groups import StoredGroup, find_group
 from buffer_wire.messages import message_of
 from buffer_wire.payloads.keys import size_of
 from rollout_buffer.v1 import groups_pb2, inspect_pb2_grpc
@@ -69,16 +68,8 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
 
     async def GetGroup(self, request: pb.GetGroupRequest, _: Context) -> pb.GetGroupResponse:
         """Look up a group that is stored."""
-        run_id, (task_id, incarnation) = fields.run_id(request.run.run_id), convert.group_id(request.group_id)
-        count = convert.max_tokens(request.max_tokens)
-        try:
-            revision, now_ms, task = await self.store.call(commands.task(run_id, task_id))
-        except UnknownTask:
-            raise UnknownGroup(run_id, request.group_id) from None
-        accepted = task.accepted_attempt >= 0 and task.incarnation == incarnation
-        group = await read_group(self.store, task.body_key) if accepted else None
-        if group is None:
-            raise UnknownGroup(run_id, request.group_id)
+        run_id, count = fields.run_id(request.run.run_id), convert.max_tokens(request.max_tokens)
+        revision, now_ms, task, group = await find_group(self.store, run_id, request.group_id)
         reply = pb.GetGroupResponse(
             revision=revision,
             now_ms=now_ms,
@@ -88,8 +79,9 @@ class InspectServicer(inspect_pb2_grpc.InspectServiceServicer):
             samples=len(group.header.samples),
         )
         if request.HasField("tokens_of_sample"):
-            first = request.first_token
-            reply.token_ids.extend(await group.token_ids(self.store, request.tokens_of_sample, first, count))
+            part = (request.tokens_of_sample, request.first_token, count)
+            reply.token_ids.extend(await group.token_ids(self.store, *part))
+            reply.loss_mask = await group.loss_mask(self.store, *part)
         return reply
 
     async def ListBatches(self, request: pb.ListBatchesRequest, _: Context) -> pb.ListBatchesResponse:

@@ -12,7 +12,7 @@ from buffer_service.domain.ports import RunStore, Topic
 from buffer_service.rpc.convert import evaluations as convert
 from buffer_service.rpc.convert import fields
 from buffer_service.rpc.flow.waiting import WaitingLines
-from buffer_service.rpc.stored_groups import undamaged
+from buffer_service.stored_groups import undamaged
 from rollout_buffer.v1 import evaluations_pb2 as pb
 
 PORTION_RESULTS = 16

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from buffer_service import commands
 from buffer_service.domain.ports import RunStore
 from buffer_service.rpc.convert.records import Event, event
-from buffer_service.rpc.stored_groups import undamaged
+from buffer_service.stored_groups import undamaged
 from buffer_wire.errors import InvalidField
 from buffer_wire.limits import MAX_MESSAGE_BYTES
 from rollout_buffer.v1 import groups_pb2

@@ -730,6 +730,7 @@ class GetGroupResponse(google.protobuf.message.Message):
     BYTES_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
+    LOSS_MASK_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """The run's revision. A look waits for no replicas: where the run has wait_replicas, it must not be sent back."""
     now_ms: builtins.int
@@ -738,6 +739,8 @@ class GetGroupResponse(google.protobuf.message.Message):
     """Stored bytes, header included."""
     samples: builtins.int
     """Samples."""
+    loss_mask: builtins.bytes
+    """Loss mask of the tokens in token_ids, a byte each, 0 or 1; empty: an older service, which does not send it."""
     @property
     def task(self) -> Global___TaskInfo:
         """Its task."""
@@ -760,9 +763,10 @@ class GetGroupResponse(google.protobuf.message.Message):
         bytes: builtins.int = ...,
         samples: builtins.int = ...,
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        loss_mask: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["header", b"header", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "header", b"header", "now_ms", b"now_ms", "revision", b"revision", "samples", b"samples", "task", b"task", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "header", b"header", "loss_mask", b"loss_mask", "now_ms", b"now_ms", "revision", b"revision", "samples", b"samples", "task", b"task", "token_ids", b"token_ids"]) -> None: ...
 
 Global___GetGroupResponse: typing_extensions.TypeAlias = GetGroupResponse
 
