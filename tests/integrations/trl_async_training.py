@@ -20,7 +20,8 @@ with warnings.catch_warnings():
 from examples.trl import on_cpu
 from tests.integrations.trl_training import GROUP_SIZE, POLICY, dataset
 from trainer_client import Batch, BufferClient, ClientOptions, SessionOptions
-from trainer_client.integrations.trl_async import BufferRollouts, BufferSource
+from trainer_client.integrations.trl import BufferSource
+from trainer_client.integrations.trl_async import BufferRollouts
 from trainer_client.publish import FilesPublisher
 
 

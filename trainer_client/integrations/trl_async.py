@@ -64,7 +64,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BufferRollouts", "BufferSource"]
+__all__ = ["BufferRollouts"]
 
 _EPS = 1e-8
 """Addition to a group's standard deviation, as in TRL's own worker."""
