@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 
 from bench.tables import DOCS, put
@@ -82,35 +81,44 @@ def run(upstream: Upstream) -> list[str]:
     return [upstream.title, tested(upstream), upstream.seam, result, today]
 
 
-def lines_of(cells: dict[str, list[str]]) -> Iterator[str]:
-    """Return the table."""
-    yield f"| {' | '.join(HEAD)} |"
-    yield "|" + "---|" * len(HEAD)
-    for upstream in UPSTREAMS:
-        yield f"| {' | '.join(cells[upstream.name])} |"
+def told(upstream: Upstream, why: str) -> list[str]:
+    """Return the cells of a row that is not run, for the reason `why`: what the page says, or that it never was run."""
+    never = [upstream.title, NEVER, upstream.seam, f"not run: {why}", NEVER]
+    cells = rows().get(upstream.title, never)
+    return never if cells[-1] == NEVER else cells
+
+
+def write(changed: dict[str, list[str]]) -> list[str]:
+    """Write the table, with `changed` cells by title over what the page says by now; return its lines."""
+    cells = rows() | changed
+    lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
+    titles = [upstream.title for upstream in UPSTREAMS]
+    lines += [f"| {' | '.join(cells[title])} |" for title in titles if title in cells]
+    put(MARK, lines)
+    return lines
 
 
 def main(wanted: list[str]) -> int:
-    """Run the rows that are wanted and can be run, and write the table."""
+    """Run the rows that are wanted and can be run, and write each when it is known."""
     names = [upstream.name for upstream in UPSTREAMS]
     if unknown := sorted(set(wanted) - set(names)):
         print(f"compatibility: no rows {', '.join(unknown)}; rows are {', '.join(names)}", file=sys.stderr)
         return 2
-    before = rows()
-    cells: dict[str, list[str]] = {}
+    lines: list[str] = []
+    results: list[str] = []
     for upstream in UPSTREAMS:
         named = not upstream.variable or bool(os.environ.get(upstream.variable))
         if named and (not wanted or upstream.name in wanted):
             print(f"compatibility: {upstream.title}", flush=True)
-            cells[upstream.name] = run(upstream)
-            continue
-        why = "it was not asked for" if named else f"{upstream.variable} names no checkout"
-        never = [upstream.title, NEVER, upstream.seam, f"not run: {why}", NEVER]
-        cells[upstream.name] = before.get(upstream.title, never)
-        print(f"compatibility: {upstream.title} is not run, {why}; the row says: {cells[upstream.name][3]}", flush=True)
-    put(MARK, list(lines_of(cells)))
-    print("\n".join(lines_of(cells)))
-    return int(any(FAILED in row[3] for row in cells.values()))
+            cells = run(upstream)
+            results.append(cells[3])
+        else:
+            why = "it was not asked for" if named else f"{upstream.variable} names no checkout"
+            cells = told(upstream, why)
+            print(f"compatibility: {upstream.title} is not run, {why}; the row says: {cells[3]}", flush=True)
+        lines = write({upstream.title: cells})
+    print("\n".join(lines))
+    return int(any(FAILED in result for result in results))
 
 
 if __name__ == "__main__":
