@@ -310,6 +310,8 @@ class Delivered(NamedTuple):
     payload_key: str = ""
     stage: str = ""
     """Stage whose columns these are, of the last group before; empty: it is a group."""
+    prior_uses: int = 0
+    """Steps that have trained on the group before."""
 
 
 def join_pull(revision: Revision, groups: Iterable[Delivered]) -> bytes:
@@ -320,6 +322,8 @@ def join_pull(revision: Revision, groups: Iterable[Delivered]) -> bytes:
         where = _text_field(5, group.payload_key) or [_len_field(1, len(group.body)), group.body]
         if group.stage:
             where += _text_field(6, group.stage)
+        if group.prior_uses:
+            tail += _int_field(7, group.prior_uses)
         parts += [_len_field(3, sum(map(len, where)) + len(tail)), *where, tail]
     return b"".join(parts + _text_field(4, revision.proof))
 
@@ -341,6 +345,7 @@ def split_pull(message: Buffer) -> tuple[Revision, batches_pb2.BatchInfo | None,
 
 def _split_delivered(message: memoryview) -> Delivered:
     body, payload_key, stage, sequence, head_version, tail_version = _EMPTY, "", "", 0, 0, 0
+    prior_uses = 0
     for number, value in fields(message):
         if isinstance(value, int):
             if number == 2:
@@ -349,10 +354,12 @@ def _split_delivered(message: memoryview) -> Delivered:
                 head_version = value
             elif number == 4:
                 tail_version = value
+            elif number == 7:
+                prior_uses = value
         elif number == 1:
             body = value
         elif number == 5:
             payload_key = bytes(value).decode("utf-8", "replace")
         elif number == 6:
             stage = bytes(value).decode("utf-8", "replace")
-    return Delivered(body, sequence, head_version, tail_version, payload_key, stage)
+    return Delivered(body, sequence, head_version, tail_version, payload_key, stage, prior_uses)

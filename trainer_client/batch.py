@@ -70,6 +70,8 @@ class BatchInfo:
     """Number of steps whose replay data is freed, as the service said to a pull that checkpointed; else 0."""
     total_trajectories: int = 0
     """Trajectories with a row that is trainable; 0 from a service that does not count them."""
+    reused_groups: int = 0
+    """Groups of these that earlier steps have trained on (policy max_uses); they come with micro-batch 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +205,15 @@ class Group:
     """Weight version that trains on the group."""
     stages: Sequence[StageColumns] = ()
     """Columns that stages have added, in their order; the group's header, columns, samples and rewards have them."""
+    prior_uses: int = 0
+    """Number of steps that have trained on the group before this one (policy max_uses); 0: it is new."""
 
     @classmethod
     def of(cls, delivered: Delivered, train_version: int, stages: Sequence[Delivered] = ()) -> "Group":
         """Split a delivered group, with what stages have added, into headers and payloads. Raises MalformedMessage."""
         parts = split_group(memoryview(delivered.body))
         versions = delivered.head_version, delivered.tail_version, train_version
-        return cls(*parts, delivered.sequence, *versions, tuple(map(StageColumns.of, stages)))
+        return cls(*parts, delivered.sequence, *versions, tuple(map(StageColumns.of, stages)), delivered.prior_uses)
 
     def __getstate__(self) -> dict[str, object]:
         """Copy header and payload out of the message for pickling; parsed values are left out."""

@@ -122,6 +122,14 @@ class Policy(NamedFields):
     "rewards" writes rewards.
     """
 
+    # ── reuse ────────────────────────────────────────────────────────────────
+    max_uses: int | None = None
+    """Number of steps that may train on a group, 1 to 8; default 1, each is trained on once."""
+    reuse_share_milli: int | None = None
+    """Groups that a step uses again, at most, beside its own, in thousandths of batch_groups. With max_uses alone."""
+    reuse_max_staleness: int | None = None
+    """Largest staleness, in versions by the head, at which a group is used again. With max_uses alone."""
+
     # ── tasks and leases ─────────────────────────────────────────────────────
     max_inflight_groups: int | None = None
     """Cap on groups being generated; default 0, no cap."""

@@ -152,6 +152,23 @@ class StalenessControl:
 
 
 @dataclass(frozen=True, slots=True)
+class ReuseLedger:
+    """Ledger of uses of groups beyond their own steps: drawn = delivered + trained + given_back + lost."""
+
+    reusable_groups: int = 0
+    """Trained groups that may be used again."""
+    drawn: int = 0
+    """Uses that were drawn for steps."""
+    delivered: int = 0
+    """Uses by steps that are not committed."""
+    trained: int = 0
+    given_back: int = 0
+    """Uses that the trainer rejected, or that a resume took back."""
+    lost: int = 0
+    """Uses whose payloads were gone."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageState:
     """State of a stage of the policy: who is behind, and how fast it is."""
 
@@ -223,6 +240,8 @@ class RunState:
     """Controller of a target of staleness; None where there is no target, or nothing was published since."""
     stages: tuple[StageState, ...] = ()
     """Stages of the policy in their order, then those that are named no more while groups are in them."""
+    reuse: ReuseLedger = ReuseLedger()
+    """Uses of groups beyond their own steps (policy max_uses)."""
     missing_groups: int = 0
     """Groups that complete steps, which are not committed, are still to get for rejected ones."""
     environment_work: tuple[EnvironmentWork, ...] = ()

@@ -12,7 +12,9 @@ from buffer_wire.revision import NO_REVISION, Revision
 
 UNSET = -1
 _ADDED = RECORD.index("added")
-"""Place in a group's record that only groups of a run with stages have."""
+"""Place in a group's record that only groups of a run with stages have, and what is used again."""
+_USES = RECORD.index("uses")
+"""Place in a group's record that only what is used again has."""
 
 
 def pull(
@@ -133,11 +135,17 @@ def _batch(fields: Fields) -> ops.Batch:
             ]
             shard.append(
                 ops.ShardGroup(
-                    text(group_id), text(payload_key), sequence, min([head, *later]), min([tail, *later]), added
+                    text(group_id),
+                    text(payload_key),
+                    sequence,
+                    min([head, *later]),
+                    min([tail, *later]),
+                    added,
+                    record[_USES] if len(record) > _USES else 0,
                 )
             )
     revision, step, micro_batch, final, train_version, *totals, staleness_sum, staleness_max = facts
-    groups, samples, tokens, loss_tokens, trajectories = totals
+    groups, samples, tokens, loss_tokens, trajectories, reused = totals
     return ops.Batch(
         revision=revision,
         step=step,
@@ -149,6 +157,7 @@ def _batch(fields: Fields) -> ops.Batch:
         total_tokens=tokens,
         total_loss_tokens=loss_tokens,
         total_trajectories=trajectories,
+        reused_groups=reused,
         staleness_sum=staleness_sum,
         staleness_max=staleness_max,
         shard=shard,

@@ -71,7 +71,7 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
     """The reply of `view`."""
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
-    totals, response_lengths, counters, *fields, decision, stages, work = fields
+    totals, response_lengths, counters, *fields, decision, stages, work, reusable = fields
     *window, staleness, reloads, waited, relaying, came_from, samples = fields
     heard_ms = {engine_id: int(ms) for engine_id, ms in _pairs(heard)}
     counted = {engine_id: unpack(packed) for engine_id, packed in _pairs(counters)}
@@ -96,6 +96,7 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
         published_steps=state["published_steps"],
         checkpointed_steps=state["checkpointed_steps"],
         world_size=state["world_size"],
+        reuse=ops.ReuseLedger(reusable, **_strings(ledger.get("uses", ()))),
         missing_groups=state.get("missing", 0),
         cursor=state["cursor"],
         paused=text(state["paused"]),

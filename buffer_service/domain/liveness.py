@@ -203,7 +203,7 @@ def most_batch_groups(policy: "RunPolicy", most: int) -> int:
         bounds.append(policy.quota_groups // (policy.uncommitted_batches + 1))
     if policy.micro_batch_groups and (policy.quota_tokens or policy.quota_bytes):
         bounds.append(policy.batch_groups)
-    if policy.target_staleness_milli:
-        # A controller may lower the caps to what batches of N groups need.
+    if policy.target_staleness_milli or policy.max_uses > 1:
+        # A controller may lower the caps to what batches of N groups need; a commit keeps all groups of a step at once.
         bounds.append(policy.batch_groups)
     return min(bounds)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Annotated, NamedTuple, get_type_hints
 
 from buffer_service.domain.liveness import refuse_what_cannot_progress
+from buffer_service.domain.reuse import refuse_what_cannot_be_reused
 from buffer_service.rules.filters import NO_REWARD_BOUND
 from buffer_wire.errors import InvalidField
 
@@ -154,6 +155,9 @@ class RunPolicy:
     target_measure: TargetMeasure = TargetMeasure.HEAD
     stages: tuple[str, ...] = ()
     """Stages that accepted groups pass, in order."""
+    max_uses: Annotated[int, Between(1, 8)] = 1
+    reuse_share_milli: Annotated[int, Between(0, 7_000)] = 0
+    reuse_max_staleness: Annotated[int, Between(0, 1_000_000)] = UNSET
 
     def __post_init__(self) -> None:
         if self.max_queued_groups == 0:
@@ -167,6 +171,7 @@ class RunPolicy:
         self._check_environments()
         self._check_stages()
         refuse_what_cannot_progress(self)
+        refuse_what_cannot_be_reused(self)
 
     def _check_environments(self) -> None:
         ordered = tuple(sorted(self.environments, key=lambda rule: rule.environment))

@@ -5,10 +5,12 @@ RECORD = (
     *("samples", "tokens", "loss_tokens", "bytes", "spans"),
     *("environment", "priority", "mean", "responses"),
     *("stage", "tries", "added"),
+    "uses",
 )
 """Fields of a group's record (store/lua/lib/groups/record.lua), in order.
 
-Only groups that stages have met have the last three.
+Only groups that stages have met have the next to last three, and only those that a step uses again all four of the
+last: how many steps had them before.
 """
 
 MADE = (

@@ -67,6 +67,11 @@ SHAPES: dict[str, tuple[Fields, Habits]] = {
     "micro-batches of 3": ({"micro_batch_groups": 3}, Habits()),
     "equal micro-batches": ({"micro_batch_groups": 1, "equal_shards": True}, Habits(world_size=2)),
     "micro-batches of tokens": ({"micro_batch_groups": 1, "batch_tokens": 60}, Habits()),
+    "used again": ({"max_uses": 3, "reuse_share_milli": 1_000, "reuse_max_staleness": 4}, Habits(world_size=2)),
+    "used again, micro-batches": (
+        {"max_uses": 2, "reuse_share_milli": 500, "reuse_max_staleness": 9, "micro_batch_groups": 1},
+        Habits(),
+    ),
     "own sizes": ({}, Habits(own_sizes=True)),
     "own sizes, micro-batches": ({"micro_batch_groups": 1}, Habits(own_sizes=True, world_size=2)),
     "own sizes, equal": ({"equal_shards": True}, Habits(own_sizes=True, world_size=2)),

@@ -72,9 +72,14 @@ class Inside:
         return len(found.micro_batches) if found else 0
 
     def groups_of(self, step: int) -> list[str]:
-        """Ids of the groups of a step that is stored or open."""
+        """Ids of the groups of a step that is stored or open, and of those that it uses again."""
         found = self._step(step)
-        return [group.group_id for group in found.groups] if found else []
+        return [group.group_id for group in (*found.groups, *found.reused_again)] if found else []
+
+    def reused_of(self, step: int) -> list[str]:
+        """Ids of the groups that a step uses again."""
+        found = self._step(step)
+        return [group.group_id for group in found.reused_again] if found else []
 
     def rejected_of(self, step: int) -> list[str]:
         """Ids of the groups that were rejected from it."""

@@ -52,6 +52,9 @@ _NEVER = {TaskState.CANCELLED}
 _NOT_PUSHED = (PushKind.GONE, PushKind.RECORDED, PushKind.EVALUATIONS_FULL)
 """Outcomes that no push to the queue has: of a retry, and of evaluations (test_evaluations_against_store.py)."""
 
+USES = ("drawn", "trained", "given_back", "lost")
+"""States of uses that only grow, but for resumes."""
+
 EXPECTED = frozenset(
     {
         *(f"op:{name}" for name in OPERATIONS),
@@ -117,6 +120,7 @@ EXPECTED = frozenset(
         "resume:behind",
         *(f"rejected:{what}" for what in ("open", "complete", "again", "nothing")),
         "micro_batch:replaces",
+        *(f"reused:{what}" for what in (*USES, "thrice", "open")),
         "error:invalid_field:group_ids[]",
         "error:invalid_field:step",
         *(f"lost:{state}" for state in (GroupState.FORMING, GroupState.DELIVERED)),
@@ -206,6 +210,7 @@ def observe(
     if before.view is None or after is None:
         seen["run:deleted"] += before.view is not None
         return
+    seen.update(f"reused:{what}" for what in USES if getattr(after.reuse, what) > getattr(before.view.reuse, what))
     match reply:
         case ops.PushResult():
             _count_push(
@@ -350,6 +355,8 @@ def _count_batch(seen: Counter[str], pull: ops.Pull, batch: ops.Batch, before: B
         seen["micro_batch:replaces"] += 1
         return
     policy = before.view.policy
+    seen["reused:thrice"] += any(group.prior_uses > 1 for group in batch.shard)
+    seen["reused:open"] += batch.reused_groups > 0 and not batch.final
     streamed = batch.micro_batch > 0 or not batch.final or policy.micro_batch_groups > 0
     seen["micro_batch:whole"] += not streamed
     seen["micro_batch:first"] += streamed and batch.micro_batch == 0
@@ -357,7 +364,7 @@ def _count_batch(seen: Counter[str], pull: ops.Pull, batch: ops.Batch, before: B
     seen["micro_batch:open"] += not batch.final
     seen["micro_batch:final"] += streamed and batch.final
     seen["micro_batch:ahead_of_ranks"] += pull.rank > 0
-    few = batch.final and batch.total_groups < (pull.batch_groups or policy.batch_groups)
+    few = batch.final and batch.total_groups - batch.reused_groups < (pull.batch_groups or policy.batch_groups)
     seen["micro_batch:final_by_tokens" if streamed else "micro_batch:fewer_by_tokens"] += (
         few and policy.batch_tokens > 0
     )

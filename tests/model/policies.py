@@ -252,6 +252,17 @@ def _staged(draw: Draw, values: Values) -> Values:
     return {"stages": stages, "stale_action": action, "max_queued_groups": values["max_queued_groups"] + 3}
 
 
+def _reusing(draw: Draw, values: Values) -> Values:
+    """Groups that several steps train on; sometimes not any more."""
+    if draw.rarely(6):
+        return {"max_uses": 1}
+    return {
+        "max_uses": draw.pick((2, 2, 3, 4)),
+        "reuse_share_milli": draw.pick((1_000, 500, 2_000, 3_000)),
+        "reuse_max_staleness": draw.pick((0, 1, 2, 4, 100)),
+    }
+
+
 FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "ordered": _ordered,
     "measured": _measured,
@@ -274,6 +285,7 @@ FEATURES: dict[str, Callable[[Draw, Values], Values]] = {
     "windowed": _windowed,
     "longest first": _longest_first,
     "steered": _steered,
+    "reusing": _reusing,
 }
 
 
@@ -304,6 +316,14 @@ def _with_room_for_windows(values: Values) -> Values:
     return room | {"max_queued_tokens": 0, "quota_tokens": 0, "quota_groups": 0, "batch_tokens": 0}
 
 
+def _reusable(values: Values) -> Values:
+    uses = values.get("max_uses", 1)
+    if uses == 1 or values.get("batch_tokens"):
+        return {"max_uses": 1, "reuse_share_milli": 0, "reuse_max_staleness": UNSET}
+    least = -(-1_000 // values["batch_groups"])
+    return {"reuse_share_milli": min(max(values["reuse_share_milli"], least), 1_000 * (uses - 1))}
+
+
 def _least_staleness(values: Values) -> int:
     prefetch, per_publish = values["prefetch_batches"], values["batches_per_publish"]
     return int((prefetch + per_publish - 1) // per_publish)
@@ -328,6 +348,7 @@ def _possible(values: Values) -> Values:
         values["max_staleness"] = max(values["max_staleness"], _least_staleness(values))
     if values["stale_action"] is StaleAction.WAIT or values.get("order_window_groups"):
         values["stages"] = ()
+    values |= _reusable(values)
     batches = values["prefetch_batches"] + values["batches_per_publish"] + 1
     micro_batches = -(-values["batch_groups"] // micro) if micro else 1
     for name, least in {

@@ -90,6 +90,15 @@ class TrainerActions(StageActions):
             clock = self.clock(draw)
             self.publish_once(ops.Publish(view.term, version, b"manifest %d" % version, view.next_step - 1, clock))
 
+    def train_on(self, draw: Draw) -> None:
+        """Several steps, so that later ones may use groups again."""
+        for _ in range(draw.integer(2, 4)):
+            self.train(draw)
+            if draw.rarely(3):
+                self.commit(draw)
+            if draw.rarely(6):
+                self.checkpoint(draw)
+
     # ── progress ──
 
     def commit(self, draw: Draw) -> None:
@@ -287,6 +296,17 @@ class TrainerActions(StageActions):
                 break
         if draw.rarely(4):
             self.read_again(draw, step)
+
+    def lose_again(self, draw: Draw) -> None:
+        """Report the payload of a group that a step uses again as gone."""
+        self.fill(draw)
+        self.next_micro_batch(draw)
+        steps = range(self.view.committed_steps, self.view.next_step + 1)
+        again = [(step, name) for step in steps for name in self.pair.inside.reused_of(step)]
+        for step, name in [draw.pick(again)] if again else []:
+            self.pair.both("report_lost", self.view.term, step, [[name, 0]])
+            if draw.rarely(2):
+                self.read_again(draw, step)
 
     def report_lost(self, draw: Draw) -> None:
         step = draw.integer(max(0, self.view.committed_steps - 1), self.view.next_step)

@@ -13,7 +13,7 @@ from buffer_service.domain.ops import AddedColumns, Batch, GroupFacts, Pull, Rej
 from buffer_service.domain.policy import StaleAction
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField, ReplayGap, RunPaused, StepAhead, WorldSizeMismatch
-from tests.oracle import micro_batches
+from tests.oracle import micro_batches, reuse
 from tests.oracle.records import Group
 from tests.oracle.state import RunState
 from tests.oracle.steps import Step
@@ -84,20 +84,24 @@ def reject(run: RunState, request: Reject) -> Rejected:
         raise StepAhead(request.step, run.next_step)
     if step is None or request.step < run.committed_steps:
         raise InvalidField("step", request.step, f"at least {run.committed_steps}, the first that is not committed")
-    there = {group.group_id: group for group in step.groups}
+    there = {group.group_id: group for group in (*step.groups, *step.reused_again)}
     for index, name in enumerate(request.group_ids):
         if name not in there and name not in step.rejected:
             raise InvalidField(f"group_ids[{index}]", name, f"a group of step {request.step}")
     gone = [there[name] for name in dict.fromkeys(request.group_ids) if name in there]
+    again = step.reused_again
     for group in gone:
+        step.rejected.add(group.group_id)
+        if group in again:
+            reuse.give_up(run, step, group, "given_back")
+            continue
         for one in step.micro_batches:
             if group.group_id in one.staleness:
                 one.remove(group)
         run.move_group(group, GroupState.REJECTED)
         run.end_group(group)
-        step.rejected.add(group.group_id)
     if step.step < run.next_step:
-        step.missing += len(gone)
+        step.missing += len([group for group in gone if group not in again])
     missing = step.missing if step.step < run.next_step else step.form.target - len(step.groups)
     last = len(step.micro_batches) - 1
     facts = _reply(run, Pull(request.term, step.step, 0, 1, None, last), step, replayed=True)
@@ -114,6 +118,7 @@ def reject(run: RunState, request: Reject) -> Rejected:
         facts.total_tokens,
         facts.total_loss_tokens,
         facts.total_trajectories,
+        facts.reused_groups,
         facts.staleness_sum,
         facts.staleness_max,
     )
@@ -130,6 +135,10 @@ def report_lost(run: RunState, term: int, step: int, payload_keys: Collection[st
                 one.remove(group)
                 run.move_group(group, GroupState.LOST)
                 run.end_group(group)
+    if stored is not None and stored.step >= run.committed_steps:
+        for group in stored.reused_again:
+            if any(key in payload_keys for key in group.payload_keys):
+                reuse.give_up(run, stored, group, "lost")
     run.settle()
 
 
@@ -146,6 +155,7 @@ def _replay(run: RunState, request: Pull, step: Step) -> Batch:
 
 def _evict(run: RunState, train_version: int) -> None:
     """Evict what is too stale, stalest first, also when no micro-batch results."""
+    reuse.evict(run, train_version)
     measure = run.policy.staleness_measure
     while (group := run.queue.stalest(measure)) is not None:
         if not aged_out(run.policy, train_version=train_version, age_milli=group.age_milli(measure)):
@@ -171,9 +181,11 @@ def _may_recycle(run: RunState, group: Group) -> bool:
 def _reply(run: RunState, request: Pull, step: Step, *, replayed: bool) -> Batch:
     """The micro-batch as one rank sees it, with the staleness of its closing and the step's totals so far."""
     so_far = step.micro_batches[: request.micro_batch + 1]
-    groups = [group for one in so_far for group in one.groups]
-    staleness = [versions for one in so_far for versions in one.staleness.values()]
+    with_reused = [*([step.reused] if step.reused else []), *so_far]
+    groups = [group for one in with_reused for group in one.groups]
+    staleness = [versions for one in with_reused for versions in one.staleness.values()]
     mine = so_far[-1].shards[request.rank]
+    again = step.reused.shards[request.rank] if step.reused and request.micro_batch == 0 else []
     return Batch(
         revision=run.settle(),
         step=step.step,
@@ -185,10 +197,11 @@ def _reply(run: RunState, request: Pull, step: Step, *, replayed: bool) -> Batch
         total_tokens=sum(group.facts.tokens for group in groups),
         total_loss_tokens=sum(group.facts.loss_tokens for group in groups),
         total_trajectories=sum(trajectories(group.facts) for group in groups),
+        reused_groups=len(step.reused_again),
         staleness_sum=sum(staleness),
         staleness_max=max(staleness, default=0),
-        shard=[_in_shard(group) for group in mine],
-        shard_tokens=sum(group.facts.tokens for group in mine),
+        shard=[*map(_in_shard, mine), *(_in_shard(group, step.prior_uses[group.group_id]) for group in again)],
+        shard_tokens=sum(group.facts.tokens for group in (*mine, *again)),
         replayed=replayed,
         queued=run.queue.ready,
     )
@@ -199,6 +212,6 @@ def trajectories(facts: GroupFacts) -> int:
     return facts.trajectories or facts.samples
 
 
-def _in_shard(group: Group) -> ShardGroup:
+def _in_shard(group: Group, prior_uses: int = 0) -> ShardGroup:
     added = [AddedColumns(stage, key) for stage, key in group.added]
-    return ShardGroup(group.group_id, group.payload_key, group.sequence, group.head, group.tail, added)
+    return ShardGroup(group.group_id, group.payload_key, group.sequence, group.head, group.tail, added, prior_uses)

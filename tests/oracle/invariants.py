@@ -44,6 +44,7 @@ def check(run: RunState) -> None:
         _steps,
         _progress,
         _payloads,
+        _reuse,
         _weights,
         _engines,
     )
@@ -215,6 +216,36 @@ def _payloads(run: RunState) -> Iterator[str]:
     missing = [group.group_id for group in _kept(run) if any(key not in bodies for key in group.payload_keys)]
     if missing:
         yield f"payloads of {missing} are gone"
+
+
+def _reuse(run: RunState) -> Iterator[str]:
+    """Uses balance; what is used again is there, as often as it may be, and fresh enough for who drew it."""
+    uses = run.uses
+    if uses["drawn"] != uses["delivered"] + uses["trained"] + uses["given_back"] + uses["lost"]:
+        yield f"uses do not balance: {uses}"
+    held = Counter((group.sequence, number) for number, step in run.steps.items() for group in step.reused_again)
+    for sequence, number in held:
+        kept = run.kept.get(sequence)
+        if kept is None or number not in kept.holders or kept.origin >= number:
+            yield f"step {number} uses a group again that nothing keeps, or of a later step"
+    for number, step in run.steps.items():
+        stale = (
+            [one for one in step.reused.staleness.values() if one > step.reused.max_staleness] if step.reused else []
+        )
+        if stale:
+            yield f"step {number} uses groups again that are {stale} versions old"
+        if any(count > 1 for count in Counter(group.sequence for group in step.reused_again).values()):
+            yield f"step {number} uses a group twice"
+    for kept in run.kept.values():
+        name = kept.group.group_id
+        if any(key not in run.payloads.bodies for key in kept.group.payload_keys):
+            yield f"{name} is kept without its payload"
+        if not kept.orphan and run.tasks.get(kept.group.task.task_id) is not kept.group.task:
+            yield f"{name} is kept without its task"
+        if kept.pooled and kept.origin >= run.committed_steps:
+            yield f"{name} may be used again before it was trained on"
+        if len(kept.holders - {kept.origin}) > kept.uses:
+            yield f"{name} has {kept.uses} uses in the steps {kept.holders}"
 
 
 def _weights(run: RunState) -> Iterator[str]:

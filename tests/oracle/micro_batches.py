@@ -14,6 +14,7 @@ from buffer_service.domain.policy import RunPolicy, StaleAction
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField
+from tests.oracle import reuse
 from tests.oracle.records import Group
 from tests.oracle.state import RunState
 from tests.oracle.steps import Form, MicroBatch, Step, split
@@ -158,8 +159,10 @@ def close(run: RunState, world_size: int, micro_batch_plan: Plan, step: Step | N
     groups = _take(run, micro_batch_plan, world_size)
     if step is None:
         step = run.steps[run.next_step] = Step(run.next_step, form)
+        reuse.draw(run, step, world_size)
     replaces = micro_batch_plan.replaces or bool(step.rejected)
-    loads = step.loads(len(step.micro_batches), world_size) if replaces else None
+    beside = replaces or (not step.micro_batches and step.reused is not None)
+    loads = step.loads(len(step.micro_batches), world_size) if beside else None
     closed = _measured(run, form, groups, split(groups, world_size, equal=form.equal, loads=loads))
     closed.replaces = replaces
     step.micro_batches.append(closed)

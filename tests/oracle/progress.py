@@ -10,6 +10,7 @@ from buffer_service.domain.steering.decisions import NO_DECISION, Decision
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import NotCommitted, StepAhead, VersionConflict
 from buffer_wire.revision import Revision
+from tests.oracle import reuse
 from tests.oracle.records import PublishedAt
 from tests.oracle.state import RunState
 
@@ -97,8 +98,11 @@ def _commit(run: RunState, through_step: int) -> None:
         run.steps[step].missing = 0
         for group in run.steps[step].groups:
             run.move_group(group, GroupState.TRAINED)
+        reuse.move(run, "delivered", "trained", len(run.steps[step].reused_again))
         run.retained_bytes += run.steps[step].bytes
-    run.committed_steps = through_step + 1
+    first, run.committed_steps = run.committed_steps, through_step + 1
+    for step in range(first, run.committed_steps):
+        reuse.keep(run, run.steps[step])
     run.changed = True
     beyond_retention = _beyond_retention(run)
     if beyond_retention > run.checkpointed_steps:
@@ -128,10 +132,8 @@ def _free_steps(run: RunState, below: int) -> None:
     for step in range(run.checkpointed_steps, below):
         freed = run.steps.pop(step)
         run.retained_bytes -= freed.bytes
-        for group in freed.groups:
-            for key in group.payload_keys:
-                run.payloads.trash(key)
-            run.forget_task(group.task.task_id)
+        for group in (*freed.groups, *freed.reused_again):
+            run.release_group(group, step)
         run.checkpointed_steps = step + 1
     run.changed = True
     needed = max((p.committed_steps for p in run.publishes if p.committed_steps <= run.checkpointed_steps), default=0)

@@ -181,6 +181,24 @@ class Group:
 
 
 @dataclass(slots=True, eq=False)
+class Kept:
+    """A trained group that may be used again, or is."""
+
+    group: Group
+    origin: int
+    """Its own step."""
+    uses: int = 1
+    holders: set[int] = field(default_factory=set)
+    """Steps that have it, and are not freed."""
+    pooled: bool = False
+    """It may be drawn."""
+    spent: bool = False
+    """It never may be again."""
+    orphan: bool = False
+    """Its task is not its any more."""
+
+
+@dataclass(slots=True, eq=False)
 class Worker:
     """A worker's process, the leases it holds, and its last request that was given leases."""
 

@@ -10,6 +10,7 @@ from typing import assert_never
 from buffer_service.domain.ops import Resume, Resumed, ResumeMode, WeightVersion
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import ReplayGap, StepAhead
+from tests.oracle import reuse
 from tests.oracle.records import PublishedAt
 from tests.oracle.state import RunState
 
@@ -42,6 +43,10 @@ def resume(run: RunState, request: Resume) -> Resumed:
     _rewind_clock(run, next_step)
     _take_back(run, next_step, ResumeMode.REQUEUE if regenerate else request.mode)
     if regenerate:
+        run.regenerates = True
+        for kept in reuse.pool(run):
+            reuse.leave(run, kept)
+        run.regenerates = False
         run.checkpointed_steps = next_step
     run.committed_steps = min(run.committed_steps, next_step)
     run.published_steps = next_step
@@ -76,6 +81,8 @@ def _rewind_clock(run: RunState, next_step: int) -> None:
     for step in run.steps.values():
         for group in step.groups:
             group.clamp(fork.version)
+    for kept in run.kept.values():
+        kept.group.clamp(fork.version)
     for task in run.tasks.values():
         task.clamp(fork.version)
 
@@ -96,7 +103,9 @@ def _take_back(run: RunState, next_step: int, mode: ResumeMode) -> None:
         for group in groups:
             if group.state == GroupState.TRAINED:
                 run.move_group(group, GroupState.DELIVERED)
+        reuse.replay(run, again)
         return
+    reuse.take_apart(run, again)
     for step in again:
         del run.steps[step.step]
     run.next_step = next_step

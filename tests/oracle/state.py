@@ -33,7 +33,7 @@ from tests.oracle.leases import LeaseBook
 from tests.oracle.line import PushLine
 from tests.oracle.pending import PendingTasks
 from tests.oracle.queue import GroupQueue
-from tests.oracle.records import Group, Hold, Payloads, PublishedAt, StageNote, Task
+from tests.oracle.records import Group, Hold, Kept, Payloads, PublishedAt, StageNote, Task
 from tests.oracle.rules.failures import over_budget
 from tests.oracle.rules.identity import group_id
 from tests.oracle.rules.ledger import GroupLedger, TaskLedger, add
@@ -149,6 +149,14 @@ class RunState:
     """Tasks that were forgotten since, with the revision at which they were."""
     forgotten: int = field(init=False)
     """The highest revision among those that are remembered no more; at first, that with which the run began."""
+
+    kept: dict[int, Kept] = field(default_factory=dict)
+    """Trained groups that may be used again, or are, by sequence."""
+    uses: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("drawn", "delivered", "trained", "given_back", "lost"), 0)
+    )
+    regenerates: bool = False
+    """A resume begins before the checkpoint: names of tasks are forgotten with them."""
 
     group_ledger: GroupLedger = field(default_factory=GroupLedger)
     environment_ledgers: dict[str, GroupLedger] = field(default_factory=dict)
@@ -347,18 +355,47 @@ class RunState:
 
     def end_group(self, group: Group) -> None:
         """A group that moved to a state without exit: its payload goes; its task starts anew or keeps a tombstone."""
-        for key in group.payload_keys:
-            self.payloads.trash(key)
+        kept = self.kept.get(group.sequence)
+        if kept is None:
+            for key in group.payload_keys:
+                self.payloads.trash(key)
+        else:
+            kept.spent, kept.orphan, kept.pooled = True, True, False
+            kept.holders.discard(kept.origin)
+            self.settle_kept(kept)
         if group.state in {GroupState.RECYCLED, GroupState.LOST} and not group.task.leaseless:
             self.start_anew(group.task)
         else:
             self.ended[group.task.task_id] = group.task
 
+    def release_group(self, group: Group, step: int) -> None:
+        """A step that has the group is freed."""
+        kept = self.kept.get(group.sequence)
+        if kept is not None:
+            kept.holders.discard(step)
+            self.settle_kept(kept)
+            return
+        for key in group.payload_keys:
+            self.payloads.trash(key)
+        self.forget_task(group.task.task_id)
+
+    def settle_kept(self, kept: Kept) -> None:
+        """Keep a group that changed, or let it go with its payloads and its task where nothing needs it any more."""
+        self.changed = True
+        if kept.pooled or kept.holders:
+            self.kept[kept.group.sequence] = kept
+            return
+        del self.kept[kept.group.sequence]
+        for key in kept.group.payload_keys:
+            self.payloads.trash(key)
+        if not kept.orphan:
+            self.forget_task(kept.group.task.task_id)
+
     def forget_task(self, task_id: str) -> None:
         """A task goes with its step, or with its tombstone; its name is remembered for the pushes without leases."""
         del self.tasks[task_id]
         self.changed = True
-        if self.leaseless:
+        if self.leaseless and not self.regenerates:
             # The operation raises the revision.
             self.remembered[task_id] = self.revision + 1
         beyond = len(self.remembered) - groups.REMEMBERED_TASKS

@@ -81,6 +81,10 @@ class Step:
     micro_batches: list[MicroBatch] = field(default_factory=list)
     missing: int = 0
     """Groups that it is still to get for rejected ones, once it is complete and until it is committed."""
+    reused: MicroBatch | None = None
+    """Groups that it uses again, which come with its first micro-batch; None: it never had any."""
+    prior_uses: dict[str, int] = field(default_factory=dict)
+    """Steps that had them before, by group id."""
     rejected: set[str] = field(default_factory=set)
     """Ids of its groups that were rejected."""
 
@@ -91,26 +95,35 @@ class Step:
 
     @property
     def groups(self) -> list[Group]:
-        """All groups that it has by now, in order of sequence."""
+        """All groups of its own that it has by now, in order of sequence."""
         return sorted((group for one in self.micro_batches for group in one.groups), key=lambda group: group.sequence)
 
     @property
+    def reused_again(self) -> list[Group]:
+        """Groups that it uses again."""
+        return list(self.reused.groups) if self.reused else []
+
+    @property
     def bytes(self) -> int:
-        """Their payload bytes."""
+        """Payload bytes of its own groups."""
         return sum(group.facts.size_bytes for one in self.micro_batches for group in one.groups)
 
     def split_again(self, number: int, world_size: int) -> None:
         """Split a micro-batch for another number of ranks."""
         stored = self.micro_batches[number]
-        loads = self.loads(number, world_size) if stored.replaces else None
+        beside = stored.replaces or (number == 0 and self.reused is not None)
+        loads = self.loads(number, world_size) if beside else None
         stored.split(world_size, equal=self.form.equal, loads=loads)
 
     def loads(self, number: int, world_size: int) -> Loads:
-        """Tokens and groups that each rank has of the micro-batches before this one."""
+        """Tokens and groups that each rank has of the micro-batches before this one, and of what is used again."""
+        if self.reused is not None and self.reused.world_size != world_size:
+            self.reused.split(world_size, equal=self.form.equal, loads=None)
         for earlier in range(number):
             if self.micro_batches[earlier].world_size != world_size:
                 self.split_again(earlier, world_size)
-        mine = [[one.shards[rank] for one in self.micro_batches[:number]] for rank in range(world_size)]
+        before = [*([self.reused] if self.reused else []), *self.micro_batches[:number]]
+        mine = [[one.shards[rank] for one in before] for rank in range(world_size)]
         return [(sum(g.facts.tokens for part in parts for g in part), sum(map(len, parts))) for parts in mine]
 
     @property

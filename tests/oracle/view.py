@@ -2,7 +2,7 @@
 
 from buffer_service.domain.ops import AWAITED_MS, Amount, RunView
 from buffer_service.rules.transitions import TaskState
-from tests.oracle import stages
+from tests.oracle import reuse, stages
 from tests.oracle.rules.ledger import add
 from tests.oracle.state import LIVE, RunState
 
@@ -27,6 +27,7 @@ def view(run: RunState, now: int) -> RunView:
         checkpointed_steps=run.checkpointed_steps,
         world_size=run.world_size,
         missing_groups=run.missing,
+        reuse=reuse.ledger(run),
         cursor=run.cursor,
         paused=run.paused,
         draining=run.draining,

@@ -75,11 +75,15 @@ ELABORATE = RunPolicy(
     target_staleness_milli=1_500,
     target_measure=TargetMeasure.TOKEN,
 )
+REUSED = RunPolicy(max_uses=3, reuse_share_milli=1_500, reuse_max_staleness=2)
+"""Policy of fields that are refused beside batch_tokens."""
 
 
 def test_the_elaborate_policy_leaves_no_field_at_its_default() -> None:
     same = [
-        field.name for field in fields(RunPolicy) if getattr(ELABORATE, field.name) == getattr(RunPolicy(), field.name)
+        field.name
+        for field in fields(RunPolicy)
+        if all(getattr(one, field.name) == getattr(RunPolicy(), field.name) for one in (ELABORATE, REUSED))
     ]
     assert same == ["staleness_measure"], "the others are refused together with cancel_stale_leases"
 
@@ -89,11 +93,12 @@ def test_the_elaborate_policy_leaves_no_field_at_its_default() -> None:
     [
         RunPolicy(),
         ELABORATE,
+        REUSED,
         RunPolicy(max_staleness=0, max_lookahead=0, failure_budget=0, max_version_spread=0),
         RunPolicy(staleness_measure=StalenessMeasure.TAIL, max_staleness=1),
         RunPolicy(staleness_measure=StalenessMeasure.MEAN, order=Order.LIFO, overflow_action=OverflowAction.REJECT),
     ],
-    ids=["default", "elaborate", "zeros", "tail", "mean"],
+    ids=["default", "elaborate", "reused", "zeros", "tail", "mean"],
 )
 def test_an_effective_policy_travels_there_and_back(effective: RunPolicy) -> None:
     assert policy(pb.RunPolicy.FromString(to_policy(effective).SerializeToString())) == effective
@@ -107,6 +112,7 @@ def test_every_field_of_an_effective_policy_is_filled_in_but_what_is_unset_on_pu
         "max_lookahead",
         "failure_budget",
         "max_version_spread",
+        "reuse_max_staleness",
         "filter_min_mean_reward_milli",
         "filter_max_mean_reward_milli",
     }
@@ -172,6 +178,8 @@ def test_an_unknown_preset_is_refused_with_those_there_are(name: str) -> None:
         ({"wait_replicas": 17}, "policy.wait_replicas", "between 0 and 16"),
         ({"max_unavailable_engines": 1_000_001}, "policy.max_unavailable_engines", "between 0 and 1000000"),
         ({"target_staleness_milli": 1_000_000_001}, "policy.target_staleness_milli", "between 0 and 1000000000"),
+        ({"max_uses": 9}, "policy.max_uses", "between 1 and 8"),
+        ({"reuse_share_milli": 7_001}, "policy.reuse_share_milli", "between 0 and 7000"),
         ({"target_measure": 3}, "policy.target_measure", "one of head, token"),
         ({"order_window_groups": 10_000_001}, "policy.order_window_groups", "between 0 and 10000000"),
         ({"stale_wait_ms": 3_600_001}, "policy.stale_wait_ms", "between 0 and 3600000"),

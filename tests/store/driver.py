@@ -431,6 +431,8 @@ class Run:
         for field, packed in (await self.hash("gathered")).items():
             if field.isdigit():
                 records += map(unpack, unpack(packed)[3])
+        # What was trained and may be used again, or is.
+        records += [unpack(kept)[b"group"] for kept in (await self.hash("kept")).values()]
         for record in records:
             living |= {text(record[3]), *(text(key) for _, key in _added(record))}
         for packed in await self.command("HVALS", index_key(self.run_id, "tasks")):
@@ -446,6 +448,7 @@ class Run:
             assert all(amount >= 0 for amount in amounts.values()), view.groups
         counts = dict(view.tasks)
         assert counts.pop("submitted") == sum(counts.values()), view.tasks
+        assert view.reuse.balanced, view.reuse
         await self.store.sweep()
         assert await self.payload_keys() == set(keys.all_part_keys(await self.living_keys()))
         await self._check_indexes()

@@ -99,6 +99,9 @@ async def test_a_run_whose_policy_lacks_later_fields_gets_them_with_their_defaul
         b"order_window_groups",
         b"longest_first",
         b"stages",
+        b"max_uses",
+        b"reuse_share_milli",
+        b"reuse_max_staleness",
     }
     older = {name: value for name, value in whole.items() if name not in later}
     await run.command("HSET", record, "policy", pack(older)[1:])  # without the array that arguments are in

@@ -79,6 +79,9 @@ FULL = Policy(
     target_staleness_milli=1_500,
     target_measure="token",
     stages=("rewards", "reference"),
+    max_uses=2,
+    reuse_share_milli=500,
+    reuse_max_staleness=0,
 )
 
 

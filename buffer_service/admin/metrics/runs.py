@@ -72,6 +72,7 @@ class RunCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Yield the metric families of runs."""
         yield from self._ledgers()
+        yield from self._uses()
         yield from self._environments()
         yield from self._work()
         yield from self._stages()
@@ -110,7 +111,24 @@ class RunCollector(Collector):
         for view in self._views:
             balance.add_metric([view.run_id, "groups"], groups_balanced(view))
             balance.add_metric([view.run_id, "tasks"], tasks_balanced(view))
+            balance.add_metric([view.run_id, "uses"], view.reuse.balanced)
         yield balance
+
+    def _uses(self) -> Iterator[GaugeMetricFamily]:
+        uses = GaugeMetricFamily(
+            "rollout_buffer_group_uses",
+            "Uses of groups beyond their own steps (max_uses) by state; drawn is the sum of the others.",
+            labels=["run", "state"],
+        )
+        reusable = GaugeMetricFamily(
+            "rollout_buffer_reusable_groups", "Trained groups that later steps may use again.", labels=["run"]
+        )
+        for view in self._views:
+            for state in ("drawn", "delivered", "trained", "given_back", "lost"):
+                uses.add_metric([view.run_id, state], getattr(view.reuse, state))
+            reusable.add_metric([view.run_id], view.reuse.reusable_groups)
+        yield uses
+        yield reusable
 
     def _environments(self) -> Iterator[GaugeMetricFamily]:
         for unit in UNITS:

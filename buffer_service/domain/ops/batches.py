@@ -36,6 +36,8 @@ class ShardGroup:
     tail_version: int
     added: Sequence[AddedColumns] = ()
     """Columns that stages have added, in their order."""
+    prior_uses: int = 0
+    """Steps that have trained on it before."""
     stage: str = ""
     """Stage that has added what lies under the key; empty: the group itself lies there."""
 
@@ -63,6 +65,7 @@ class Batch:
     total_tokens: int
     total_loss_tokens: int
     total_trajectories: int
+    reused_groups: int
     staleness_sum: int
     staleness_max: int
     shard: Sequence[ShardGroup]
@@ -109,6 +112,7 @@ class Rejected:
     total_tokens: int
     total_loss_tokens: int
     total_trajectories: int
+    reused_groups: int
     staleness_sum: int
     staleness_max: int
 

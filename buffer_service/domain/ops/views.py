@@ -79,6 +79,24 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True)
+class ReuseLedger:
+    """Uses of groups beyond their own steps: drawn = delivered + trained + given_back + lost."""
+
+    reusable_groups: int = 0
+    """Trained groups that may be used again."""
+    drawn: int = 0
+    delivered: int = 0
+    trained: int = 0
+    given_back: int = 0
+    lost: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        """True where every use that was drawn is somewhere."""
+        return self.drawn == self.delivered + self.trained + self.given_back + self.lost
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentWork:
     """Work on the tasks of one environment so far, without evaluations."""
 
@@ -144,6 +162,7 @@ class RunView:
     """The task among them that began first, where it waited by the order of submission; else empty."""
     stages: Sequence[StageState] = ()
     """Stages of the policy in their order, then those that are named no more while groups are in them."""
+    reuse: ReuseLedger = ReuseLedger()
     missing_groups: int = 0
     """Groups that complete steps, which are not committed, are still to get for rejected ones."""
     environment_work: Sequence[EnvironmentWork] = ()

@@ -228,7 +228,7 @@ class PullStream:
             else:
                 key = group.payload_key if body is _BY_KEY else ""
                 versions = group.head_version, group.tail_version
-                found.append(Delivered(body, group.sequence, *versions, key, group.stage))
+                found.append(Delivered(body, group.sequence, *versions, key, group.stage, group.prior_uses))
         return None if await self._reported_lost(run_id, request, batch, gone, damaged, reported) else found
 
     async def _reported_lost(

@@ -173,6 +173,7 @@ class BatchInfo(google.protobuf.message.Message):
     COMMITTED_STEPS_FIELD_NUMBER: builtins.int
     CHECKPOINTED_STEPS_FIELD_NUMBER: builtins.int
     TOTAL_TRAJECTORIES_FIELD_NUMBER: builtins.int
+    REUSED_GROUPS_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step, from 0."""
     train_version: builtins.int
@@ -217,6 +218,10 @@ class BatchInfo(google.protobuf.message.Message):
     """Trajectories with a trainable row, likewise over all ranks: total_samples where every sample is one. 0: a service
     that does not count them.
     """
+    reused_groups: builtins.int
+    """Groups of these that earlier steps have trained on (max_uses), over all ranks: they come with micro-batch 0, beside
+    the step's own.
+    """
     def __init__(
         self,
         *,
@@ -238,8 +243,9 @@ class BatchInfo(google.protobuf.message.Message):
         committed_steps: builtins.int = ...,
         checkpointed_steps: builtins.int = ...,
         total_trajectories: builtins.int = ...,
+        reused_groups: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "final", b"final", "micro_batch", b"micro_batch", "queued_groups", b"queued_groups", "replayed", b"replayed", "shard_groups", b"shard_groups", "shard_tokens", b"shard_tokens", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "total_groups", b"total_groups", "total_loss_tokens", b"total_loss_tokens", "total_samples", b"total_samples", "total_tokens", b"total_tokens", "total_trajectories", b"total_trajectories", "train_version", b"train_version", "waited_ms", b"waited_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "final", b"final", "micro_batch", b"micro_batch", "queued_groups", b"queued_groups", "replayed", b"replayed", "reused_groups", b"reused_groups", "shard_groups", b"shard_groups", "shard_tokens", b"shard_tokens", "staleness_max", b"staleness_max", "staleness_mean_milli", b"staleness_mean_milli", "step", b"step", "total_groups", b"total_groups", "total_loss_tokens", b"total_loss_tokens", "total_samples", b"total_samples", "total_tokens", b"total_tokens", "total_trajectories", b"total_trajectories", "train_version", b"train_version", "waited_ms", b"waited_ms"]) -> None: ...
 
 Global___BatchInfo: typing_extensions.TypeAlias = BatchInfo
 
@@ -255,6 +261,7 @@ class DeliveredGroup(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     HEAD_VERSION_FIELD_NUMBER: builtins.int
     TAIL_VERSION_FIELD_NUMBER: builtins.int
+    PRIOR_USES_FIELD_NUMBER: builtins.int
     payload_key: builtins.str
     """In place of the group, where the pull said `direct` or `reads_parts`: the key under which it lies in the store."""
     stage: builtins.str
@@ -267,6 +274,8 @@ class DeliveredGroup(google.protobuf.message.Message):
     """Smallest version of any sample's first token, in the present timeline."""
     tail_version: builtins.int
     """Largest version of any sample's last token, in the present timeline."""
+    prior_uses: builtins.int
+    """Steps that have trained on the group before this one; 0 for the step's own groups, which come first."""
     @property
     def group(self) -> rollout_buffer.v1.groups_pb2.Group:
         """The group as it was pushed, byte for byte: header and payload."""
@@ -280,9 +289,10 @@ class DeliveredGroup(google.protobuf.message.Message):
         sequence: builtins.int = ...,
         head_version: builtins.int = ...,
         tail_version: builtins.int = ...,
+        prior_uses: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "head_version", b"head_version", "payload_key", b"payload_key", "sequence", b"sequence", "stage", b"stage", "tail_version", b"tail_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "head_version", b"head_version", "payload_key", b"payload_key", "prior_uses", b"prior_uses", "sequence", b"sequence", "stage", b"stage", "tail_version", b"tail_version"]) -> None: ...
 
 Global___DeliveredGroup: typing_extensions.TypeAlias = DeliveredGroup
 

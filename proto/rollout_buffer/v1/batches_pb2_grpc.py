@@ -89,7 +89,7 @@ class BatchServiceServicer(object):
 
     def Reject(self, request, context):
         """Gives groups of a step back that no commit covers. They end as rejected, and the step takes as many others, in
-        further micro-batches. Idempotent.
+        further micro-batches. A group that earlier steps have trained on leaves the step alone. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

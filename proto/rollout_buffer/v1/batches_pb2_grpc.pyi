@@ -172,7 +172,7 @@ class BatchServiceStub(typing.Generic[_BatchServicePullBatchType, _BatchServiceC
 
     Reject: _BatchServiceRejectType
     """Gives groups of a step back that no commit covers. They end as rejected, and the step takes as many others, in
-    further micro-batches. Idempotent.
+    further micro-batches. A group that earlier steps have trained on leaves the step alone. Idempotent.
     """
 
     Resume: _BatchServiceResumeType
@@ -235,7 +235,7 @@ class BatchServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[rollout_buffer.v1.batches_pb2.RejectResponse, collections.abc.Awaitable[rollout_buffer.v1.batches_pb2.RejectResponse]]:
         """Gives groups of a step back that no commit covers. They end as rejected, and the step takes as many others, in
-        further micro-batches. Idempotent.
+        further micro-batches. A group that earlier steps have trained on leaves the step alone. Idempotent.
         """
 
     @abc.abstractmethod

@@ -313,6 +313,9 @@ class RunPolicy(google.protobuf.message.Message):
     TARGET_MEASURE_FIELD_NUMBER: builtins.int
     LONGEST_FIRST_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
+    MAX_USES_FIELD_NUMBER: builtins.int
+    REUSE_SHARE_MILLI_FIELD_NUMBER: builtins.int
+    REUSE_MAX_STALENESS_FIELD_NUMBER: builtins.int
     batch_groups: builtins.int
     """N, groups of a batch, 1 to 65,536; default 32."""
     max_queued_groups: builtins.int
@@ -443,6 +446,18 @@ class RunPolicy(google.protobuf.message.Message):
     """Lease tasks that are submitted together by their expected_tokens, the longest first, within their priority. Default
     false. A change acts on what is submitted after it.
     """
+    max_uses: builtins.int
+    """Steps that may train on a group, 1 to 8; 1 (default): each group is trained on once. Above 1 it needs
+    reuse_share_milli and reuse_max_staleness, batches without batch_tokens, and at most 2,048 groups a batch. A pull may
+    ask for at most batch_groups groups then.
+    """
+    reuse_share_milli: builtins.int
+    """Groups that a step uses again, at most, in thousandths of its batch_groups, rounded down, 1 to 1,000 * (max_uses - 1):
+    samples per insert are at most 1 + this / 1,000. They come beside its batch_groups own groups, and no pull waits for
+    them. At least one group and at most 2,048 a batch.
+    """
+    reuse_max_staleness: builtins.int
+    """Groups with train_version - head_version above it are not used again, 0 to 1,000,000, whatever max_staleness says."""
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EnvironmentRule]:
         """Shares and priorities, at most 256 environments; changes act at once (a curriculum changes them as it goes)."""
@@ -507,9 +522,12 @@ class RunPolicy(google.protobuf.message.Message):
         target_measure: Global___TargetMeasure.ValueType = ...,
         longest_first: builtins.bool | None = ...,
         stages: collections.abc.Iterable[builtins.str] | None = ...,
+        max_uses: builtins.int | None = ...,
+        reuse_share_milli: builtins.int | None = ...,
+        reuse_max_staleness: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_stale_wait_ms", b"_stale_wait_ms", "_target_staleness_milli", b"_target_staleness_milli", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order_window_groups", b"order_window_groups", "prefetch_batches", b"prefetch_batches", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stale_wait_ms", b"stale_wait_ms", "target_staleness_milli", b"target_staleness_milli", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_stale_wait_ms", b"_stale_wait_ms", "_target_staleness_milli", b"_target_staleness_milli", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "environments", b"environments", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order", b"order", "order_window_groups", b"order_window_groups", "overflow_action", b"overflow_action", "prefetch_batches", b"prefetch_batches", "preset", b"preset", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "stages", b"stages", "stale_action", b"stale_action", "stale_wait_ms", b"stale_wait_ms", "staleness_measure", b"staleness_measure", "target_measure", b"target_measure", "target_staleness_milli", b"target_staleness_milli", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_uses", b"_max_uses", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_reuse_max_staleness", b"_reuse_max_staleness", "_reuse_share_milli", b"_reuse_share_milli", "_stale_wait_ms", b"_stale_wait_ms", "_target_staleness_milli", b"_target_staleness_milli", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_uses", b"max_uses", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order_window_groups", b"order_window_groups", "prefetch_batches", b"prefetch_batches", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "reuse_max_staleness", b"reuse_max_staleness", "reuse_share_milli", b"reuse_share_milli", "stale_wait_ms", b"stale_wait_ms", "target_staleness_milli", b"target_staleness_milli", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_batch_tokens", b"_batch_tokens", "_batches_per_publish", b"_batches_per_publish", "_cancel_stale_leases", b"_cancel_stale_leases", "_equal_shards", b"_equal_shards", "_failure_budget", b"_failure_budget", "_filter_equal_rewards", b"_filter_equal_rewards", "_filter_max_mean_reward_milli", b"_filter_max_mean_reward_milli", "_filter_max_response_tokens", b"_filter_max_response_tokens", "_filter_min_mean_reward_milli", b"_filter_min_mean_reward_milli", "_filter_min_response_tokens", b"_filter_min_response_tokens", "_fresh_start_ms", b"_fresh_start_ms", "_lease_ttl_ms", b"_lease_ttl_ms", "_longest_first", b"_longest_first", "_max_attempts", b"_max_attempts", "_max_incarnations", b"_max_incarnations", "_max_inflight_groups", b"_max_inflight_groups", "_max_lookahead", b"_max_lookahead", "_max_pending_tasks", b"_max_pending_tasks", "_max_queued_bytes", b"_max_queued_bytes", "_max_queued_groups", b"_max_queued_groups", "_max_queued_tokens", b"_max_queued_tokens", "_max_retained_bytes", b"_max_retained_bytes", "_max_staleness", b"_max_staleness", "_max_unavailable_engines", b"_max_unavailable_engines", "_max_uses", b"_max_uses", "_max_version_spread", b"_max_version_spread", "_micro_batch_groups", b"_micro_batch_groups", "_min_acceptance_milli", b"_min_acceptance_milli", "_order_window_groups", b"_order_window_groups", "_prefetch_batches", b"_prefetch_batches", "_quota_bytes", b"_quota_bytes", "_quota_groups", b"_quota_groups", "_quota_tokens", b"_quota_tokens", "_record_groups", b"_record_groups", "_reserve_queue_space", b"_reserve_queue_space", "_retained_steps", b"_retained_steps", "_retry_backoff_ms", b"_retry_backoff_ms", "_reuse_max_staleness", b"_reuse_max_staleness", "_reuse_share_milli", b"_reuse_share_milli", "_stale_wait_ms", b"_stale_wait_ms", "_target_staleness_milli", b"_target_staleness_milli", "_wait_replicas", b"_wait_replicas", "_wait_timeout_ms", b"_wait_timeout_ms", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batches_per_publish", b"batches_per_publish", "cancel_stale_leases", b"cancel_stale_leases", "environments", b"environments", "equal_shards", b"equal_shards", "failure_budget", b"failure_budget", "filter_equal_rewards", b"filter_equal_rewards", "filter_max_mean_reward_milli", b"filter_max_mean_reward_milli", "filter_max_response_tokens", b"filter_max_response_tokens", "filter_min_mean_reward_milli", b"filter_min_mean_reward_milli", "filter_min_response_tokens", b"filter_min_response_tokens", "fresh_start_ms", b"fresh_start_ms", "lease_ttl_ms", b"lease_ttl_ms", "longest_first", b"longest_first", "max_attempts", b"max_attempts", "max_incarnations", b"max_incarnations", "max_inflight_groups", b"max_inflight_groups", "max_lookahead", b"max_lookahead", "max_pending_tasks", b"max_pending_tasks", "max_queued_bytes", b"max_queued_bytes", "max_queued_groups", b"max_queued_groups", "max_queued_tokens", b"max_queued_tokens", "max_retained_bytes", b"max_retained_bytes", "max_staleness", b"max_staleness", "max_unavailable_engines", b"max_unavailable_engines", "max_uses", b"max_uses", "max_version_spread", b"max_version_spread", "micro_batch_groups", b"micro_batch_groups", "min_acceptance_milli", b"min_acceptance_milli", "order", b"order", "order_window_groups", b"order_window_groups", "overflow_action", b"overflow_action", "prefetch_batches", b"prefetch_batches", "preset", b"preset", "quota_bytes", b"quota_bytes", "quota_groups", b"quota_groups", "quota_tokens", b"quota_tokens", "record_groups", b"record_groups", "reserve_queue_space", b"reserve_queue_space", "retained_steps", b"retained_steps", "retry_backoff_ms", b"retry_backoff_ms", "reuse_max_staleness", b"reuse_max_staleness", "reuse_share_milli", b"reuse_share_milli", "stages", b"stages", "stale_action", b"stale_action", "stale_wait_ms", b"stale_wait_ms", "staleness_measure", b"staleness_measure", "target_measure", b"target_measure", "target_staleness_milli", b"target_staleness_milli", "wait_replicas", b"wait_replicas", "wait_timeout_ms", b"wait_timeout_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
     @typing.overload
@@ -561,6 +579,8 @@ class RunPolicy(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_unavailable_engines", b"_max_unavailable_engines"]) -> typing.Literal["max_unavailable_engines"] | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_uses", b"_max_uses"]) -> typing.Literal["max_uses"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_version_spread", b"_max_version_spread"]) -> typing.Literal["max_version_spread"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_micro_batch_groups", b"_micro_batch_groups"]) -> typing.Literal["micro_batch_groups"] | None: ...
@@ -584,6 +604,10 @@ class RunPolicy(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_retained_steps", b"_retained_steps"]) -> typing.Literal["retained_steps"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_retry_backoff_ms", b"_retry_backoff_ms"]) -> typing.Literal["retry_backoff_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_reuse_max_staleness", b"_reuse_max_staleness"]) -> typing.Literal["reuse_max_staleness"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_reuse_share_milli", b"_reuse_share_milli"]) -> typing.Literal["reuse_share_milli"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_stale_wait_ms", b"_stale_wait_ms"]) -> typing.Literal["stale_wait_ms"] | None: ...
     @typing.overload
@@ -1035,6 +1059,7 @@ class Run(google.protobuf.message.Message):
     MISSING_GROUPS_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
     ENVIRONMENT_WORK_FIELD_NUMBER: builtins.int
+    REUSE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -1125,6 +1150,10 @@ class Run(google.protobuf.message.Message):
     def environment_work(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EnvironmentWork]:
         """Work on tasks by environment, in order of name, at most 256."""
 
+    @property
+    def reuse(self) -> Global___ReuseLedger:
+        """Uses of groups beyond their own steps (max_uses)."""
+
     def __init__(
         self,
         *,
@@ -1156,12 +1185,53 @@ class Run(google.protobuf.message.Message):
         missing_groups: builtins.int = ...,
         stages: collections.abc.Iterable[Global___StageState] | None = ...,
         environment_work: collections.abc.Iterable[Global___EnvironmentWork] | None = ...,
+        reuse: Global___ReuseLedger | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "control", b"control", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "awaited", b"awaited", "awaited_task", b"awaited_task", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environment_work", b"environment_work", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "missing_groups", b"missing_groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "run_id", b"run_id", "stages", b"stages", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "control", b"control", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "reuse", b"reuse", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "awaited", b"awaited", "awaited_task", b"awaited_task", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environment_work", b"environment_work", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "missing_groups", b"missing_groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "reuse", b"reuse", "run_id", b"run_id", "stages", b"stages", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_published_steps", b"_published_steps"]) -> typing.Literal["published_steps"] | None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
+
+@typing.final
+class ReuseLedger(google.protobuf.message.Message):
+    """Ledger of uses of groups beyond their own steps: drawn = delivered + trained + given_back + lost. The ledger of groups
+    does not count them.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REUSABLE_GROUPS_FIELD_NUMBER: builtins.int
+    DRAWN_FIELD_NUMBER: builtins.int
+    DELIVERED_FIELD_NUMBER: builtins.int
+    TRAINED_FIELD_NUMBER: builtins.int
+    GIVEN_BACK_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    reusable_groups: builtins.int
+    """Trained groups that may be used again now."""
+    drawn: builtins.int
+    """Uses that were drawn for steps."""
+    delivered: builtins.int
+    """Of these, of steps that are not committed."""
+    trained: builtins.int
+    """Of steps that are."""
+    given_back: builtins.int
+    """Rejected by the trainer, or taken back by a resume."""
+    lost: builtins.int
+    """Their payloads were gone."""
+    def __init__(
+        self,
+        *,
+        reusable_groups: builtins.int = ...,
+        drawn: builtins.int = ...,
+        delivered: builtins.int = ...,
+        trained: builtins.int = ...,
+        given_back: builtins.int = ...,
+        lost: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["delivered", b"delivered", "drawn", b"drawn", "given_back", b"given_back", "lost", b"lost", "reusable_groups", b"reusable_groups", "trained", b"trained"]) -> None: ...
+
+Global___ReuseLedger: typing_extensions.TypeAlias = ReuseLedger
 
 @typing.final
 class EnvironmentWork(google.protobuf.message.Message):

@@ -8,7 +8,7 @@ from typing import Any
 
 from buffer_service.domain.ops import groups
 from buffer_service.domain.policy import Order
-from tests.model.mutants import of_batches, of_engines, of_groups, of_stages, of_tasks
+from tests.model.mutants import of_batches, of_engines, of_groups, of_reuse, of_stages, of_tasks
 from tests.oracle import (
     batches,
     engines,
@@ -22,6 +22,7 @@ from tests.oracle import (
     records,
     reference,
     resuming,
+    reuse,
     stages,
     state,
     steps,
@@ -167,6 +168,10 @@ MUTANTS: dict[str, Defect] = {
     "what a step lacks outlives its commit": Defect(
         "given back", progress, "_commit", of_batches.claims_outlive_the_commit
     ),
+    "a group is used once too often": Defect("used again", reuse, "enter", of_reuse.used_once_too_often),
+    "what is too old is used again": Defect("used again", reuse, "evict", of_reuse.never_too_old),
+    "what was given up is used again": Defect("used again", reuse, "give_up", of_reuse.given_up_uses_come_back),
+    "uses that are taken back count": Defect("used again", reuse, "take_back", of_reuse.uses_that_are_taken_back_count),
     "what steps lack is no room": Defect("paced back", leasing, "capacity", of_tasks.what_steps_lack_is_no_room),
     "engines must be fresh enough for the next step": Defect(
         "paced back", RunState, "first_train_version", property(of_tasks.of_the_next_step)

@@ -8,10 +8,10 @@
 --         published one), micro-batch, batch_groups (-1: the policy's), portion, again}; portion: groups that one call
 --         takes, or evicts, of these at most EVICTED_AT_ONCE; again: 1 for a later call of the same try, after 'more'
 -- Replies {'batch', revision, step, micro-batch, final, train_version, groups, samples, tokens, loss_tokens,
--- trajectories, staleness_sum,
---         staleness_max, shard_tokens, replayed, queued, forks, chunks}; sizes and staleness are those of the step up
---         to this micro-batch; chunks are packed arrays of group records (Record) whose heads and tails are still to
---         be clamped by the forks ({term, version}) after their term
+--         trajectories, reused (groups that the step uses again), staleness_sum, staleness_max, shard_tokens, replayed,
+--         queued, forks, chunks}; sizes and staleness are those of the step up to this micro-batch;
+--         chunks are packed arrays of group records (Record) whose heads and tails are still to be clamped by the forks
+--         ({term, version}) after their term
 --       | {'short', revision, queued, needed, leased, pending, asked (1 when a worker has ever asked for a lease),
 --         awaited, first}; awaited: leased tasks for which the batch waits, since they would be too stale for the next,
 --         or since queued groups began too long after them; first: the first of these, else ''
@@ -55,23 +55,24 @@ local function end_run()
   return Run.close(ctx)
 end
 
-local function go_on()
-  Run.close(ctx, true)
-  return reply('more')
-end
-
 local function answer(header, stored, replayed)
   if state.world_size == 0 then
     state.world_size = world_size
     ctx.changed = true
   end
-  local chunks = Batches.rank_chunks(step, micro_batch, stored, rank)
+  local chunks, tokens = Batches.rank_chunks(step, micro_batch, stored, rank), stored.ranks[rank + 1][1]
+  if header.reused and micro_batch == 0 then
+    local beside = Batches.load_micro_batch(step, Batches.REUSED)
+    tokens = tokens + beside.ranks[rank + 1][1]
+    for _, chunk in ipairs(Batches.rank_chunks(step, Batches.REUSED, beside, rank)) do
+      chunks[#chunks + 1] = chunk
+    end
+  end
   local final = step < state.next_step and micro_batch == header.micro_batches - 1 and not header.missing
   local total = stored.total
   return reply('batch', end_run(), step, micro_batch, final and 1 or 0, header.train_version, total.groups,
-    total.samples, total.tokens, total.loss_tokens, Batches.trajectories(total), total.staleness_sum,
-    total.staleness_max,
-    stored.ranks[rank + 1][1], replayed, Queue.count(ctx), state.forks, chunks)
+    total.samples, total.tokens, total.loss_tokens, Batches.trajectories(total), header.reused or 0,
+    total.staleness_sum, total.staleness_max, tokens, replayed, Queue.count(ctx), state.forks, chunks)
 end
 
 local is_open = step == state.next_step and state.micro_batches > 0
@@ -92,6 +93,14 @@ refusal = Run.check_paused(ctx)
 if refusal then
   return refusal
 end
+-- Answers of a pull that has to take groups, and what they share.
+local Next = {}
+
+function Next.go_on()
+  Run.close(ctx, true)
+  return reply('more')
+end
+
 -- Whoever began to gather the micro-batch has decided what it is, as if the micro-batch were closed.
 local its_version, its_groups
 if state.gathered and step == state.next_step then
@@ -99,7 +108,7 @@ if state.gathered and step == state.next_step then
   its_version, its_groups, its_world_size = Gathering.terms()
   if not its_version or not is_open and its_version < state.version then
     Gathering.give_back(ctx)
-    return go_on()
+    return Next.go_on()
   elseif its_world_size ~= world_size then
     return refuse('world_size_mismatch', world_size, its_world_size)
   end
@@ -125,12 +134,13 @@ else
 end
 train_version = header.train_version
 
--- Evicts some of the queued groups that are too stale, stalest first; returns whether more may be left.
-local function evict()
-  if policy.max_staleness < 0 then
-    return false
-  end
+-- Evicts some of the queued groups that are too stale, stalest first, then of those that might be used again; returns
+-- whether more may be left.
+function Next.evict()
   local most = math.min(portion, EVICTED_AT_ONCE)
+  if policy.max_staleness < 0 then
+    return Reuse.evict_stale(ctx, train_version, most) == most
+  end
   local stale, members, blocks = Queue.stalest(ctx, Queue.load_subqueues(ctx),
     1000 * (train_version - policy.max_staleness), most)
   Queue.remove(ctx, stale, members, blocks, 'stalest_first')
@@ -143,11 +153,8 @@ local function evict()
       error('unknown stale_action ' .. policy.stale_action)
     end
   end
-  return #stale == most
+  return #stale == most or Reuse.evict_stale(ctx, train_version, most) == most
 end
-
--- Answers of a pull that has to take groups.
-local Next = {}
 
 -- The pull's answer while too little is queued, or the batch waits for groups in flight.
 function Next.short(queued, size, wanted, awaited, first)
@@ -167,13 +174,13 @@ function Next.replacement()
   if header.micro > 0 then
     size = math.min(size, world_size * header.micro)
   end
-  if evict() then
-    return go_on()
+  if Next.evict() then
+    return Next.go_on()
   end
   local queued, gathered = Queue.count(ctx), state.gathered and state.gathered[GATHERED_GROUPS] or 0
   if queued >= size and queued - gathered < size then
     Gathering.give_back(ctx)
-    return go_on()
+    return Next.go_on()
   end
   local awaited, first = 0, ''
   if queued >= size then
@@ -204,8 +211,8 @@ function Next.micro_batch()
     end
   end
 
-  if evict() then
-    return go_on()
+  if Next.evict() then
+    return Next.go_on()
   end
 
   local gathered, gathered_tokens = 0, 0
@@ -232,13 +239,13 @@ function Next.micro_batch()
       Gathering.keep(ctx, {train_version, batch_groups, world_size}, stride, groups, sums)
       -- They leave room when the micro-batch is closed.
       topics.space, topics.tasks = space, tasks
-      return go_on()
+      return Next.go_on()
     end
     return answer(header, MicroBatches.close(ctx, header, groups, world_size), 0)
   elseif gathered > 0 then
     -- Some of what was queued was dropped meanwhile: a pull that waits holds nothing.
     Gathering.give_back(ctx)
-    return go_on()
+    return Next.go_on()
   end
 
   -- With enough tokens it waits for a group for each rank.

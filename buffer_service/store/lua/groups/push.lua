@@ -128,7 +128,6 @@ do
   Remembered.look_up(ctx, leaseless)
 end
 
-local counters = {duplicate = 'pushes_duplicate', closed = 'pushes_closed', rejected_full = 'pushes_rejected'}
 ctx.has_filter = Filters.are_set(policy)
 -- Rewards that a stage is to write are judged when it has.
 ctx.judged_later = Stages.is_named(ctx, Stages.REWARDS)
@@ -282,6 +281,7 @@ for index, group in ipairs(groups) do
   if outcome ~= 'blocked' and outcome ~= 'more' then
     ctx.settled[#ctx.settled + 1] = payload
     local lease_id = group[P_LEASE_ID]
+    local counters = {duplicate = 'pushes_duplicate', closed = 'pushes_closed', rejected_full = 'pushes_rejected'}
     if counters[outcome] and not Evaluations.has_task(lease_id) and not Stages.has_lease(lease_id) then
       Run.count(ctx, counters[outcome], 1)
     end

@@ -30,7 +30,7 @@ for _, payload in ipairs(reported) do
   gone[payload] = true
 end
 if header then
-  lost = Batches.take_out(ctx, step, header, function(group)
+  lost = Batches.take_out(ctx, step, header, 'lost', function(group)
     for _, payload in ipairs(Record.payloads(group)) do
       if gone[payload] then
         return true

@@ -101,6 +101,22 @@ local function empty_gathered()
   end
 end
 
+-- What was trained and may be used again, or is.
+local function empty_kept()
+  while left > 0 do
+    local fields, groups = call('HRANDFIELD', key('kept'), left), {}
+    if #fields == 0 then
+      return
+    end
+    for index, raw in ipairs(call('HMGET', key('kept'), unpack(fields))) do
+      groups[index] = unpack_msg(raw).group
+    end
+    trash_groups(groups)
+    call('HDEL', key('kept'), unpack(fields))
+    left = left - #fields
+  end
+end
+
 -- Partial rollouts of open tasks.
 local function empty_tasks(at)
   empty_sorted_set(at, function(members)
@@ -125,6 +141,7 @@ for _, name in ipairs(subqueues) do
 end
 empty_chunks()
 empty_gathered()
+empty_kept()
 for _, environment in ipairs(environments) do
   empty_tasks(key('pending:' .. environment))
 end
@@ -150,7 +167,7 @@ local names = {
   'pending_environments', 'waiting', 'staging', 'workers', 'workers_heard', 'engines', 'engines_heard',
   'engine_counters', 'engine_reloads', 'load_lags', 'permits', 'permit_line', 'ended', 'failures', 'remembered',
   'manifests', 'commits', 'record', 'eval_open', 'eval_leases', 'eval_manifests', 'relaying', 'weights_from', 'blobs',
-  'engine_samples', 'stages', 'stage_held', 'stage_leases', 'stage_workers', 'test_now', 'deleting',
+  'engine_samples', 'stages', 'stage_held', 'stage_leases', 'stage_workers', 'kept', 'reusable', 'test_now', 'deleting',
 }
 for _, name in ipairs(subqueues) do
   names[#names + 1] = 'q:' .. name

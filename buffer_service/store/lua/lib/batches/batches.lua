@@ -1,10 +1,14 @@
 -- Assembled steps and the micro-batches that they are made of. A whole batch is a step of one micro-batch; a step that
 -- is still open (streaming) is `next_step`, with state.micro_batches > 0 micro-batches closed.
 --
+-- What a step uses again (Reuse) is a micro-batch before all others, Batches.REUSED: it counts in their totals, but in
+-- none of the header's sizes.
+--
 -- hash `steps`, step → header (msgpack map): train_version, target, micro (0: whole), budget (tokens), equal (1 or
 -- 0), micro-batches (closed), given_back (true once a group was rejected while it was open, else absent), missing
 -- (groups that a complete step is still to get for rejected ones, absent for none; state.missing is the sum over
--- steps that are not committed), and of the groups that it has now: groups, samples, tokens, bytes, environments
+-- steps that are not committed), reused (groups that it uses again, absent where it has no such micro-batch), and of
+-- the groups that it has now: groups, samples, tokens, bytes, environments
 -- ({environment = {groups, samples, tokens, bytes}}). Whether they are forming, delivered or trained follows from
 -- next_step and committed_steps. hash `micro_batches`, "step/micro-batch" → msgpack map: own and total (of this
 -- micro-batch, and of the step up to it: groups, samples, further_rows (samples beyond trajectories), tokens,
@@ -20,6 +24,16 @@
 local Batches = {}
 
 Batches.CHUNK = 256
+Batches.REUSED = -1
+
+-- The first micro-batch of a step.
+function Batches.first(header)
+  return header.reused and Batches.REUSED or 0
+end
+
+function Batches.is_empty(header)
+  return header.micro_batches == 0 and not header.reused
+end
 
 function Batches.load_step(step)
   local raw = call('HGET', key('steps'), format('%d', step))
@@ -238,6 +252,13 @@ function Batches.micro_batch_groups(step, micro_batch, stored)
   return groups
 end
 
+-- Calls each(groups) with a step's own groups, by micro-batch.
+function Batches.each_micro_batch(step, each)
+  for micro_batch = 0, Batches.load_step(step).micro_batches - 1 do
+    each(Batches.micro_batch_groups(step, micro_batch, Batches.load_micro_batch(step, micro_batch)))
+  end
+end
+
 -- Writes a micro-batch with its groups split over the ranks, in place of what it had.
 function Batches.store_micro_batch(ctx, step, micro_batch, stored, shards)
   for rank = 0, #(stored.ranks or {}) - 1 do
@@ -261,10 +282,11 @@ function Batches.store_micro_batch(ctx, step, micro_batch, stored, shards)
 end
 
 -- Takes single groups out of the middle of a step: those for which is_gone(group) holds. Calls each(group) with every
--- one of them, and returns how many there were.
-function Batches.take_out(ctx, step, header, is_gone, each)
-  local taken, earlier = 0, nil
-  for micro_batch = 0, header.micro_batches - 1 do
+-- one of them; of what the step uses again each ends as `use_as`. Returns how many there were, and how many of these
+-- were its own.
+function Batches.take_out(ctx, step, header, use_as, is_gone, each)
+  local taken, reused, earlier = 0, 0, nil
+  for micro_batch = Batches.first(header), header.micro_batches - 1 do
     local stored, before = Batches.load_micro_batch(step, micro_batch), taken
     local kept, shards = {}, {}
     for rank = 0, #stored.ranks - 1 do
@@ -273,8 +295,13 @@ function Batches.take_out(ctx, step, header, is_gone, each)
         for _, group in ipairs(unpack_msg(chunk)) do
           if is_gone(group) then
             taken = taken + 1
-            Batches.count(header, -1, (Batches.sum({group}, header.train_version)))
-            each(group)
+            if micro_batch == Batches.REUSED then
+              reused = reused + 1
+              Reuse.give_up(ctx, group, false)
+            else
+              Batches.count(header, -1, (Batches.sum({group}, header.train_version)))
+              each(group)
+            end
           else
             shard[#shard + 1] = group
             kept[#kept + 1] = group
@@ -295,19 +322,21 @@ function Batches.take_out(ctx, step, header, is_gone, each)
     earlier = stored.total
   end
   if taken > 0 then
+    Reuse.move(ctx, 'delivered', use_as, reused)
+    header.reused = header.reused and header.reused - reused
     Batches.save_step(step, header)
   end
-  return taken
+  return taken, taken - reused
 end
 
 -- {tokens, groups} that each rank has of the micro-batches of a step before this one; nil where one of them is split
 -- for another number of ranks.
-function Batches.loads(step, micro_batch, world_size)
+function Batches.loads(step, header, micro_batch, world_size)
   local loads = {}
   for rank = 1, world_size do
     loads[rank] = {0, 0}
   end
-  for earlier = 0, micro_batch - 1 do
+  for earlier = Batches.first(header), micro_batch - 1 do
     local stored = Batches.load_micro_batch(step, earlier)
     if #stored.ranks ~= world_size then
       return nil
@@ -322,12 +351,11 @@ function Batches.loads(step, micro_batch, world_size)
   return loads
 end
 
--- Takes groups out of a step, the last ones first, about `limit` of them: calls each(groups) with each chunk. Returns
--- what it was worth of the limit; header.micro_batches is 0 when the step is empty. The header is the caller's to
--- write.
+-- Takes groups out of a step, the last ones first, about `limit` of them: calls each(groups, is_reused) with each
+-- chunk. Returns what it was worth of the limit. The header is the caller's to write.
 function Batches.dismantle(step, header, limit, each)
   local done = 0
-  while header.micro_batches > 0 and done < limit do
+  while not Batches.is_empty(header) and done < limit do
     local micro_batch = header.micro_batches - 1
     local stored = Batches.load_micro_batch(step, micro_batch)
     local ranks = stored.ranks
@@ -338,7 +366,7 @@ function Batches.dismantle(step, header, limit, each)
         local field = Batches.chunk_field(step, micro_batch, rank - 1, chunks - 1)
         local groups = unpack_msg(call('HGET', key('chunks'), field))
         call('HDEL', key('chunks'), field)
-        each(groups)
+        each(groups, micro_batch == Batches.REUSED)
         done = done + #groups
       end
       ranks[rank] = chunks > 1 and {ranks[rank][1], chunks - 1} or nil
@@ -347,7 +375,10 @@ function Batches.dismantle(step, header, limit, each)
       Batches.save_micro_batch(step, micro_batch, stored)
     else
       call('HDEL', key('micro_batches'), Batches.micro_batch_field(step, micro_batch))
-      header.micro_batches = micro_batch
+      header.micro_batches = math.max(0, micro_batch)
+      if micro_batch == Batches.REUSED then
+        header.reused = nil
+      end
       done = done + 1
     end
   end

@@ -81,9 +81,18 @@ function Commit.commit_steps(ctx, steps)
       Batches.save_step(step, header)
     end
     Batches.move_step(ctx, header, 'delivered', 'trained')
+    Reuse.move(ctx, 'delivered', 'trained', header.reused or 0)
     state.retained_bytes = state.retained_bytes + header.bytes
   end
+  local first_trained = state.committed_steps
   state.committed_steps = steps
+  if Reuse.is_on(ctx) then
+    for step = first_trained, steps - 1 do
+      Batches.each_micro_batch(step, function(groups)
+        Reuse.keep(ctx, step, groups)
+      end)
+    end
+  end
   ctx.changed = true
   Run.record(ctx, 'trained', {ctx.now, steps})
   local first = Commit.beyond_retention(ctx)

@@ -8,22 +8,19 @@ local Free = {}
 -- What one script takes on: few enough that it holds the store up for milliseconds only.
 Free.VICTIMS = 256
 
-function Free.forget_tasks(ctx, task_ids)
-  Remembered.add(ctx, task_ids)
-  call_many('HDEL', key('tasks'), task_ids)
-  call_many('HDEL', key('specs'), task_ids)
-end
-
+-- Frees groups of a step; payload and task of what is used again stay.
 function Free.free_groups(ctx, groups)
   local payloads, task_ids = {}, {}
-  for index, group in ipairs(groups) do
-    for _, payload in ipairs(Record.payloads(group)) do
-      payloads[#payloads + 1] = payload
+  for _, group in ipairs(groups) do
+    if not Reuse.release(ctx, group) then
+      for _, payload in ipairs(Record.payloads(group)) do
+        payloads[#payloads + 1] = payload
+      end
+      task_ids[#task_ids + 1] = group[G_TASK]
     end
-    task_ids[index] = group[G_TASK]
   end
   call_many('SADD', key('trash'), payloads)
-  Free.forget_tasks(ctx, task_ids)
+  Remembered.forget(ctx, task_ids, 0)
 end
 
 -- Frees up to about VICTIMS groups and tombstones that may be freed; returns whether more are left. Writes the run.
@@ -38,7 +35,7 @@ function Free.portion(ctx)
         Free.free_groups(ctx, groups)
       end)
     end
-    if header and header.micro_batches > 0 then
+    if header and not Batches.is_empty(header) then
       Batches.save_step(state.freed_steps, header)
     else
       Batches.delete_step(state.freed_steps)
@@ -49,7 +46,7 @@ function Free.portion(ctx)
   local ended, through = key('ended'), format('%d', state.ended_through)
   local tombs = call('ZRANGEBYSCORE', ended, '-inf', through, 'LIMIT', 0, math.max(0, Free.VICTIMS - freed))
   if #tombs > 0 then
-    Free.forget_tasks(ctx, tombs)
+    Remembered.forget(ctx, tombs, 0)
     call_many('ZREM', ended, tombs)
   end
   if state.freed_steps ~= before then

@@ -20,8 +20,8 @@ function MicroBatches.most_groups(policy)
   if policy.micro_batch_groups > 0 and (policy.quota_tokens > 0 or policy.quota_bytes > 0) then
     most = math.min(most, policy.batch_groups)
   end
-  -- A controller may lower the caps to what batches of N groups need.
-  if policy.target_staleness_milli > 0 then
+  -- A controller may lower the caps to what batches of N groups need; a commit keeps all groups of a step at once.
+  if policy.target_staleness_milli > 0 or Reuse.is_on({policy = policy}) then
     most = math.min(most, policy.batch_groups)
   end
   return most
@@ -167,16 +167,17 @@ function MicroBatches.new_step(ctx, train_version, target)
   }
 end
 
--- Splits the groups of a micro-batch over the ranks. Those that make up for rejected ones go where the step has least.
+-- Splits the groups of a micro-batch over the ranks. Those that make up for rejected ones go where the step has least,
+-- as do the first ones beside what it uses again.
 function MicroBatches.split(ctx, step, micro_batch, header, stored, groups, world_size)
   local equal = header.equal == 1
-  if not stored.replaces then
+  if not (stored.replaces or header.reused and micro_batch == 0) then
     return Sharding.split(groups, world_size, equal)
   end
-  for earlier = 0, micro_batch - 1 do
+  for earlier = Batches.first(header), micro_batch - 1 do
     MicroBatches.split_again(ctx, step, earlier, header, Batches.load_micro_batch(step, earlier), world_size)
   end
-  return Sharding.split(groups, world_size, equal, Batches.loads(step, micro_batch, world_size))
+  return Sharding.split(groups, world_size, equal, Batches.loads(step, header, micro_batch, world_size))
 end
 
 -- Splits a closed micro-batch for another number of ranks, if it is.
@@ -202,7 +203,7 @@ function MicroBatches.add(ctx, step, header, groups, sums, world_size, replaces)
   end
   Record.sort(groups)
   Batches.count(header, 1, environments)
-  local before = micro_batch > 0 and Batches.load_micro_batch(step, micro_batch - 1).total or nil
+  local before = micro_batch > Batches.first(header) and Batches.load_micro_batch(step, micro_batch - 1).total or nil
   local total = Batches.up_to(before, own)
   local stored = {own = own, total = total, train_version = header.train_version, replaces = replaces}
   local shards = MicroBatches.split(ctx, step, micro_batch, header, stored, groups, world_size)
@@ -210,6 +211,27 @@ function MicroBatches.add(ctx, step, header, groups, sums, world_size, replaces)
   MicroBatches.count_assembled(ctx, environments, own, others, by_staleness)
   header.micro_batches = micro_batch + 1
   return stored
+end
+
+-- Has a step that is about to get its first micro-batch use groups again, where there are any.
+function MicroBatches.reuse(ctx, step, header, world_size)
+  local groups = Reuse.draw(ctx, header.target, header.equal == 1, world_size)
+  if #groups == 0 then
+    return
+  end
+  if Run.is_recorded(ctx) then
+    local ids = {}
+    for index, group in ipairs(groups) do
+      ids[index] = group[G_ID]
+    end
+    Run.record(ctx, 'reused', {ctx.now, step, header.train_version, ids})
+  end
+  Record.sort(groups)
+  local _, own = Batches.sum(groups, header.train_version)
+  local stored = {own = own, total = own, train_version = header.train_version}
+  header.reused = #groups
+  Batches.store_micro_batch(ctx, step, Batches.REUSED, stored, Sharding.split(groups, world_size, header.equal == 1))
+  Reuse.move(ctx, 'drawn', 'delivered', #groups)
 end
 
 -- Closes a micro-batch of a complete step with groups that make up for rejected ones. Returns it.
@@ -227,6 +249,9 @@ end
 function MicroBatches.close(ctx, header, taken, world_size)
   local state = ctx.state
   local step = state.next_step
+  if header.micro_batches == 0 then
+    MicroBatches.reuse(ctx, step, header, world_size)
+  end
   local sums = {Batches.sum(taken, header.train_version)}
   local groups, gathered = Gathering.take(ctx)
   for _, group in ipairs(taken) do

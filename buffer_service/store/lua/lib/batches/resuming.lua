@@ -61,8 +61,15 @@ function Resuming.replay_steps(ctx, first)
       done = done + 1
     end
     Batches.move_step(ctx, header, 'trained', 'delivered')
+    Reuse.move(ctx, 'trained', 'delivered', header.reused or 0)
     state.retained_bytes = state.retained_bytes - header.bytes
     state.committed_steps = step
+    if call('EXISTS', key('kept')) == 1 then
+      Batches.each_micro_batch(step, function(groups)
+        Reuse.suspend(ctx, groups)
+        done = done + #groups
+      end)
+    end
   end
   return state.committed_steps > first
 end
@@ -72,9 +79,17 @@ end
 function Resuming.take_back(ctx, step, mode, limit)
   local state = ctx.state
   local header, from = Batches.load_step(step), Batches.step_state(ctx, step)
-  local done = Batches.dismantle(step, header, limit, function(groups)
+  local done = Batches.dismantle(step, header, limit, function(groups, is_reused)
+    if is_reused then
+      Reuse.move(ctx, from == 'forming' and 'delivered' or from, 'given_back', #groups)
+      for _, group in ipairs(groups) do
+        Reuse.take_back(ctx, group)
+      end
+      return
+    end
     Batches.count(header, -1, (Batches.sum(groups, header.train_version)))
     for _, group in ipairs(groups) do
+      Reuse.disown(ctx, group)
       if from == 'trained' then
         state.retained_bytes = state.retained_bytes - group[G_BYTES]
       end
@@ -87,7 +102,7 @@ function Resuming.take_back(ctx, step, mode, limit)
       end
     end
   end)
-  local is_empty = header.micro_batches == 0
+  local is_empty = Batches.is_empty(header)
   if is_empty then
     Batches.miss(ctx, header, -(header.missing or 0))
     Batches.delete_step(step)
@@ -135,10 +150,11 @@ end
 function Resuming.go_on(ctx)
   local state = ctx.state
   local resuming = state.resuming
-  local _, step, mode, _, clamped = unpack(resuming)
+  local _, step, mode, regenerate, clamped = unpack(resuming)
   local first = math.max(step, state.checkpointed_steps)
   if clamped == 0 then
-    if Queue.clamp_ages(ctx, state.version, Free.VICTIMS) >= Free.VICTIMS then
+    local left = Free.VICTIMS - Queue.clamp_ages(ctx, state.version, Free.VICTIMS)
+    if left <= 0 or Reuse.clamp_heads(state.version, left) >= left then
       return true
     end
     resuming[5] = 1
@@ -150,7 +166,10 @@ function Resuming.go_on(ctx)
   if mode == 'replay' then
     return Resuming.replay_steps(ctx, first)
   elseif mode == 'requeue' then
-    return Resuming.take_steps_back(ctx, first, mode) or Resuming.drop_some(ctx)
+    -- What the abandoned timeline has trained beyond the checkpoint may have been used again.
+    return Resuming.take_steps_back(ctx, first, mode)
+      or regenerate == 1 and Reuse.evict(ctx, '+inf', Free.VICTIMS) >= Free.VICTIMS
+      or Resuming.drop_some(ctx)
   elseif mode == 'discard' then
     return Resuming.take_steps_back(ctx, first, mode)
   end

@@ -3,6 +3,7 @@
 
 -- @include tasks
 -- @include queue
+-- @include reuse
 
 local Groups = {}
 
@@ -66,16 +67,18 @@ function Groups.hint(ctx, before, group)
   end
 end
 
--- Nobody needs the payloads of a group any more.
-function Groups.trash(group)
-  call_many('SADD', key('trash'), Record.payloads(group))
+-- A group that ends needs its payloads no more. A later step that uses it again may.
+function Groups.trash(ctx, group)
+  if not Reuse.give_up(ctx, group, true) then
+    call_many('SADD', key('trash'), Record.payloads(group))
+  end
 end
 
 -- A group ends for good, outside of training; its task's tombstone stays until the next checkpoint.
 function Groups.finish(ctx, group, from, to, why)
   Groups.move(ctx, group, from, to)
   Groups.record_moved(ctx, group, to, why)
-  Groups.trash(group)
+  Groups.trash(ctx, group)
   Tasks.bury(ctx, group[G_TASK])
 end
 
@@ -90,7 +93,7 @@ function Groups.replace(ctx, group, from, to, otherwise)
   else
     Groups.move(ctx, group, from, to)
     Groups.record_moved(ctx, group, to)
-    Groups.trash(group)
+    Groups.trash(ctx, group)
     Tasks.regenerate(ctx, group[G_TASK], task)
   end
 end

@@ -83,9 +83,9 @@ function Run.refuse_first_release()
   call('HSET', RUN, 'layout', '$SCHEMA_VERSIONp')
 end
 
--- Their rules of environments have no limits, and what they accept passes no stages.
+-- Their rules of environments have no limits, what they accept passes no stages, and they free what is used again.
 function Run.mark_policy(policy)
-  local is_theirs = not policy.stages[1]
+  local is_theirs = not policy.stages[1] and (policy.max_uses or 1) == 1
   for _, rule in ipairs(policy.environments) do
     is_theirs = is_theirs and not rule[4]
   end

@@ -13,12 +13,12 @@
 local Remembered = {}
 
 -- The tasks are about to be forgotten.
-function Remembered.add(ctx, task_ids)
+function Remembered.add(ctx, task_ids, ahead)
   local state = ctx.state
   if not state.leaseless then
     return
   end
-  local revision, entries = format('%d', state.revision), {}
+  local revision, entries = format('%d', state.revision + ahead), {}
   for index, task_id in ipairs(task_ids) do
     entries[2 * index - 1], entries[2 * index] = revision, task_id
   end
@@ -29,6 +29,17 @@ function Remembered.add(ctx, task_ids)
     state.forgotten = math.max(state.forgotten or 0, tonumber(dropped[#dropped]))
     Run.write(ctx)
   end
+end
+
+-- Forgets tasks. `ahead`: 1 where the run's revision is still to rise, 0 after that. A resume that has them generated
+-- again forgets their names too.
+function Remembered.forget(ctx, task_ids, ahead)
+  local resuming = ctx.state.resuming
+  if not (resuming and resuming[4] == 1) then
+    Remembered.add(ctx, task_ids, ahead)
+  end
+  call_many('HDEL', key('tasks'), task_ids)
+  call_many('HDEL', key('specs'), task_ids)
 end
 
 -- Nothing that was accepted so far counts any more: the same tasks are to be generated again.
