@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,6 +84,8 @@ class Fleet:
     store: Store
     rng: random.Random
     environment: Mapping[str, str]
+    renew: Callable[[], None] | None = None
+    """Renewal of all certificates, where there are any."""
     services: list[ServiceProcess] = field(default_factory=list)
     proxies: list[Proxy] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)

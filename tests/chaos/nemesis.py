@@ -57,6 +57,8 @@ class Nemesis:
             "a service restarts": Fault(self._restart),
             **{name: Fault(self._mood(mood)) for name, mood in MOODS.items()},
         }
+        if fleet.renew is not None:
+            self.others["certificates are renewed"] = Fault(self._renew)
         for name, fault in fleet.store.faults.items():
             (self.kills if fault.kills else self.others)[name] = fault
 
@@ -145,6 +147,10 @@ class Nemesis:
             service.kill()
         for service in self._fleet.services:
             await asyncio.to_thread(service.start)
+
+    async def _renew(self, _seconds: float) -> None:
+        assert self._fleet.renew is not None
+        await asyncio.to_thread(self._fleet.renew)
 
     # ── connections ──────────────────────────────────────────────────────────
 

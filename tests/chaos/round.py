@@ -16,12 +16,12 @@ from tests.chaos.checker.journal import broken_in
 from tests.chaos.checker.promises import broken
 from tests.chaos.fleet import Fleet, running
 from tests.chaos.nemesis import Nemesis
+from tests.chaos.papers import Papers
 from tests.chaos.scenario import Scenario
 from tests.chaos.session import JOURNAL, MAX_STALENESS
 from tests.faults.calls import OPTIONS
 from tests.faults.history import History
 from tests.faults.observer import last_looks
-from tests.security.certificates import Authority
 from trainer_client import AsyncBufferClient
 
 CALM_S = 3.0
@@ -52,9 +52,11 @@ def lived(scenario: Scenario, seed: int, seconds: float, folder: Path) -> Round:
         history = History(file=file)
         try:
             with stores.running(scenario.store, folder, random.Random(rng.getrandbits(64)), run_id) as store:
-                settings, access = _tls(folder) if scenario.tls else ({}, {})
-                with _environment(access):
+                papers = Papers(folder) if scenario.tls else None
+                settings = papers.settings() if papers else {}
+                with _environment(papers.access() if papers else {}):
                     fleet = Fleet(folder, run_id, scenario, store, rng, dict(os.environ))
+                    fleet.renew = papers.renew if papers else None
                     asyncio.run(_live(fleet, history, random.Random(rng.getrandbits(64)), seconds, settings))
         except Exception as error:  # noqa: BLE001  # Whatever goes wrong in a round is what the run reports.
             found.problems.append(f"{type(error).__name__}: {error}"[:2_000])
@@ -104,20 +106,6 @@ async def _progress(fleet: Fleet, timeout_s: float = 60.0) -> None:
 
 def _has_published(fleet: Fleet) -> bool:
     return any('"publish"' in file.read_text() for file in fleet.folder.glob("trainer-*.jsonl"))
-
-
-def _tls(folder: Path) -> tuple[Mapping[str, object], Mapping[str, str]]:
-    """Mutual TLS: settings of the service, and the clients' environment."""
-    authority = Authority(folder)
-    server, client = authority.issue("server"), authority.issue("client")
-    settings = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": authority.cert}
-    access = {
-        "RB_TLS_CA": str(authority.cert),
-        "RB_TLS_CLIENT_CERT": str(client.cert),
-        "RB_TLS_CLIENT_KEY": str(client.key),
-        "RB_TLS_SERVER_NAME": "localhost",
-    }
-    return settings, access
 
 
 class _environment:  # noqa: N801  # It reads as a function.

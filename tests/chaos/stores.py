@@ -79,6 +79,7 @@ def external(folder: Path, rng: random.Random) -> Iterator[Store]:
             server.kill()
             await asyncio.sleep(seconds / 4)
             server.launch()
+            await asyncio.to_thread(server.until_serving)
 
         async def cut(_seconds: float) -> None:
             server.cut_off()

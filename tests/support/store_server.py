@@ -36,7 +36,7 @@ class StoreServer:
     def start(self) -> Self:
         """Start and wait until it answers."""
         self.launch()
-        self._until(lambda answer: answer != b"" and not answer.startswith(b"-LOADING"))
+        self.until_serving()
         return self
 
     def launch(self) -> None:
@@ -49,6 +49,10 @@ class StoreServer:
         self.process = subprocess.Popen(
             mortal(command), stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, restore_signals=False
         )
+
+    def until_serving(self) -> None:
+        """Wait until it answers, and has loaded its data."""
+        self._until(lambda answer: answer != b"" and not answer.startswith(b"-LOADING"))
 
     def until_loading(self) -> None:
         """Wait until it answers that it is loading its data."""

@@ -41,7 +41,7 @@ def _fresh(steps: list[dict[str, Any]], max_staleness: int) -> Iterator[str]:
 
 
 def _ended(steps: list[dict[str, Any]], ends: list[dict[str, Any]]) -> Iterator[str]:
-    """In the end the ledger has what was trained, and nothing was lost or has failed."""
+    """The ledger has in the end what was trained, and nothing was lost or has failed."""
     if not ends:
         yield "the session did not end in order"
         return

@@ -154,18 +154,20 @@ def versions_rise_by_publish_only(reading: Reading) -> Iterator[str]:
     """
     published = reading.history.of("publish")
     seen = [op for op in reading.history.of("view", "lease", "publish", ok=True) if not reading.straddles(op)]
+    first: dict[tuple[int, int], int] = {}
+    for op in published:
+        first.setdefault((op.given["term"], op.given["version"]), op.begin)
     for op in seen:
         term, version = op.got["published"]
         resume = reading.resumes.get(term)
         by_resume = (term == 1 and version == 0) or (resume is not None and resume.got["version"] == version)
-        by_publish = any(
-            (it.given["term"], it.given["version"]) == (term, version) and it.begin < op.ended() for it in published
-        )
+        by_publish = first.get((term, version), op.ended()) < op.ended()
         if not by_resume and not by_publish:
             yield f"{op.actor} saw version {(term, version)} at {op.begin}, which nobody published"
     promised = [op for op in seen if op.kind != "view"]
     yield from _never_falls(promised, "published", lambda op: tuple(op.got["published"]), reading.era)
-    shown = [op for op in seen if op.kind != "view" or op in reading.views]
+    views = {id(op) for op in reading.views}
+    shown = [op for op in seen if op.kind != "view" or id(op) in views]
     yield from _never_falls(shown, "published", lambda op: tuple(op.got["published"]), reading.life)
     manifests = defaultdict(set)
     for op in published:

@@ -22,19 +22,22 @@ class Reading:
     history: Events
 
     @cached_property
+    def failovers(self) -> list[Op]:
+        """Failovers of any kind, and stores killed on full disks."""
+        return self.history.of("failover")
+
+    @cached_property
     def losses(self) -> list[Op]:
         """Failovers that may have lost writes."""
-        return [op for op in self.history.of("failover") if op.given["loses"]]
+        return [op for op in self.failovers if op.given["loses"]]
 
     def era(self, op: Op) -> int:
         """Failovers with losses before the call began."""
         return sum(loss.begin < op.begin for loss in self.losses)
 
     def life(self, op: Op) -> int:
-        """Failovers of any kind, and stores killed on full disks, before the call began: what a view shows may be gone
-        after each of them.
-        """
-        return sum(it.begin < op.begin for it in self.history.of("failover"))
+        """Failovers before the call began: what a view shows may be gone after each of them."""
+        return sum(it.begin < op.begin for it in self.failovers)
 
     def straddles(self, op: Op) -> bool:
         """True when the store lost writes while the call was under way, or nobody knows that it was not."""
@@ -43,9 +46,8 @@ class Reading:
     @cached_property
     def views(self) -> list[Op]:
         """Views that were answered, but for those during a failover, which may take a while."""
-        failovers = self.history.of("failover")
         views = self.history.of("view", ok=True)
-        return [op for op in views if not any(op.begin < it.ended() and it.begin < op.ended() for it in failovers)]
+        return [op for op in views if not any(op.begin < it.ended() and it.begin < op.ended() for it in self.failovers)]
 
     @cached_property
     def resumes(self) -> dict[int, Op]:
