@@ -216,6 +216,8 @@ def test_engines_load_what_is_published_every_second_step(
         # TRL asks a step ahead, so nothing is ever as fresh as that.
         ({}, Policy(max_staleness=0), "max_staleness: 0 is below 1"),
         ({}, Policy(batch_groups=3), "batch_groups"),
+        ({}, Policy(batch_tokens=4096), "batch_tokens"),
+        ({}, Policy(max_uses=2, reuse_share_milli=250, reuse_max_staleness=2), "max_uses"),
         ({"weight_sync_steps": 2}, Policy(batches_per_publish=1), "batches_per_publish"),
     ],
 )

@@ -317,6 +317,8 @@ def _policy(policy: Policy, args: Any) -> Policy:
     if samples % args.num_generations:
         limit = f"a multiple of num_generations, {args.num_generations}: a step of the run has whole groups"
         raise InvalidField("per_device_train_batch_size * gradient_accumulation_steps * processes", samples, limit)
+    if policy.max_uses not in (None, 1):
+        raise InvalidField("policy.max_uses", policy.max_uses, "1: an optimizer step of TRL has a number of samples")
     if policy.batch_tokens:
         raise InvalidField("policy.batch_tokens", policy.batch_tokens, "0: TRL's batches have a number of samples")
     wanted = {"batch_groups": samples // args.num_generations, "batches_per_publish": args.weight_sync_steps}
