@@ -98,7 +98,7 @@ class ServiceTraces:
             self.tracer.record(
                 Span(
                     name="queue",
-                    context=root.child("queue"),
+                    context=root.child(f"queue {batch.step}"),
                     parent=root,
                     began_ns=assembled_ns if since_ms is None else min(assembled_ns, 1_000_000 * since_ms),
                     ended_ns=assembled_ns,
