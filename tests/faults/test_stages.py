@@ -13,6 +13,7 @@ import numpy as np
 
 from tests.support.push import Pusher, arrays_for
 from tests.support.service import ServiceProcess, running_service
+from tests.workers.training import until
 from trainer_client import BufferClient, ClientOptions, Policy
 from trainer_client.batch import Group
 
@@ -20,7 +21,7 @@ RUN, STAGES, GROUPS, BATCH = "r", ("reference", "values"), 48, 4
 OPTIONS = ClientOptions(timeout_s=60)
 
 WORKER = """
-import os, signal, sys
+import os, signal, sys, time
 import numpy as np
 from trainer_client.stages import Stage
 
@@ -32,6 +33,7 @@ def make(group):
     if worked == die_after:
         os.kill(os.getpid(), signal.SIGKILL)
     worked += 1
+    time.sleep(0.03)  # The work of a group: whoever is killed beside it mostly meets one.
     return {name: [np.arange(sample.tokens, dtype=np.float32) for sample in group.samples]}
 
 with Stage(address, "r", name, worker_id=name) as stage:
@@ -86,6 +88,8 @@ def test_whoever_is_killed_every_group_is_trained_once_with_all_columns(tmp_path
             for step in range(steps):
                 batch = client.pull(RUN, term=term, step=step, timeout_s=60)
                 if step % 5 == 1:
+                    if step <= steps // 2:
+                        until(lambda: any(one.leased for one in client.run(RUN).stages), "a group of a stage is leased")
                     service.kill()
                     service.start()
                 if step % 5 == 3:
