@@ -12,18 +12,19 @@ from typing import Any
 
 from tests.chaos import stores
 from tests.chaos.checker.events import Events
-from tests.chaos.checker.journal import broken_in
+from tests.chaos.checker.journal import Bounds, broken_in
 from tests.chaos.checker.promises import broken
 from tests.chaos.fleet import Fleet, running
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.papers import Papers
 from tests.chaos.scenario import Scenario
-from tests.chaos.session import JOURNAL, MAX_STALENESS
+from tests.chaos.session import JOURNAL, MAX_STALENESS, MAX_USES, REUSE_MAX_STALENESS
 from tests.faults.calls import OPTIONS
 from tests.faults.history import History
 from tests.faults.observer import last_looks
 from trainer_client import AsyncBufferClient
 
+BOUNDS = Bounds(MAX_STALENESS, REUSE_MAX_STALENESS, MAX_USES)
 CALM_S = 3.0
 """Time before the first strike: what is measured in it is progress without faults."""
 
@@ -63,7 +64,7 @@ def lived(scenario: Scenario, seed: int, seconds: float, folder: Path) -> Round:
             (folder / "error").write_text("".join(traceback.format_exception(error)))
     found.events = Events.load(*folder.glob("*.jsonl"))
     if not found.problems:
-        found.problems = [*broken(found.events), *broken_in(folder / JOURNAL, MAX_STALENESS)]
+        found.problems = [*broken(found.events), *broken_in(folder / JOURNAL, BOUNDS)]
     return found
 
 

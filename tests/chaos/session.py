@@ -13,11 +13,12 @@ from typing import Any
 
 from tests.chaos.client import ENOUGH, ROUND, Place
 from tests.faults.kinds_of_work import digest
-from trainer_client import Batch, BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task
+from trainer_client import Batch, BufferClient, ClientOptions, Group, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.publish import FilesPublisher
 
 JOURNAL = "session.journal"
 BATCH_GROUPS, MAX_STALENESS = 4, 4
+MAX_USES, REUSE_MAX_STALENESS = 2, 8
 TASKS = 20_000
 CHECKPOINT_EVERY = 5
 WORD = b"weights "
@@ -39,6 +40,9 @@ def _policy(replicated: Mapping[str, Any]) -> Policy:
         retry_backoff_ms=20,
         max_attempts=1_000,
         record_groups=True,
+        max_uses=MAX_USES,
+        reuse_share_milli=250,
+        reuse_max_staleness=REUSE_MAX_STALENESS,
         **replicated,
     )
 
@@ -51,14 +55,21 @@ def _tasks() -> list[Task]:
     ]
 
 
+def _versions(group: Group) -> tuple[int, int]:
+    """Oldest and newest version of its tokens."""
+    found = [span.version.version for sample in group.samples for span in sample.spans]
+    return min(found), max(found)
+
+
 def _facts(batch: Batch) -> dict[str, Any]:
     info = batch.info
     return {
         "step": info.step,
         "train_version": info.train_version,
-        "staleness_max": info.staleness_max,
-        "groups": {f"{group.task_id}/{group.incarnation}": digest(group) for group in batch.groups},
-        "versions": sorted({span.version.version for sample in batch.samples for span in sample.spans}),
+        "groups": {
+            f"{group.task_id}/{group.incarnation}": [digest(group), group.prior_uses, *_versions(group)]
+            for group in batch.groups
+        },
     }
 
 

@@ -1,43 +1,61 @@
-"""Journal of a trainer that was killed again and again, held against what it was promised."""
+"""Journal of a trainer that was killed again and again, held against what it was promised.
+
+A step's groups are by id {digest, steps that have trained on it before, oldest and newest version of its tokens}.
+"""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 
-def broken_in(path: Path, max_staleness: int) -> list[str]:
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of the run's policy: staleness of new groups, of groups that are used again, and uses of each."""
+
+    max_staleness: int
+    reuse_max_staleness: int
+    max_uses: int
+
+
+def broken_in(path: Path, bounds: Bounds) -> list[str]:
     """Promises that the journal breaks; see the functions."""
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     steps = [line["trained"] for line in lines if "trained" in line]
     ends = [line["end"] for line in lines if "end" in line]
-    found = [*_trained_once(steps), *_fresh(steps, max_staleness), *_ended(steps, ends)]
+    found = [*_trained_once(steps, bounds), *_fresh(steps, bounds), *_ended(steps, ends)]
     return [f"journal: {problem}" for problem in found[:3]]
 
 
-def _trained_once(steps: list[dict[str, Any]]) -> Iterator[str]:
-    """A step that comes again is what it was, and no group is in two."""
-    groups_of: dict[int, dict[str, str]] = {}
-    step_of: dict[str, int] = {}
+def _trained_once(steps: list[dict[str, Any]], bounds: Bounds) -> Iterator[str]:
+    """A step that comes again is what it was. A group is new in one step, and used again in later ones, counted."""
+    groups_of: dict[int, dict[str, list[Any]]] = {}
     for step in steps:
-        number, groups = step["step"], step["groups"]
-        if groups_of.setdefault(number, groups) != groups:
-            yield f"step {number} came again with other groups"
-        for group_id in groups:
-            if step_of.setdefault(group_id, number) != number:
-                yield f"group {group_id} is in the steps {step_of[group_id]} and {number}"
+        if groups_of.setdefault(step["step"], step["groups"]) != step["groups"]:
+            yield f"step {step['step']} came again with other groups"
     if sorted(groups_of) != list(range(len(groups_of))):
         yield f"of {len(groups_of)} steps some are missing: {sorted(groups_of)}"
+    uses: dict[str, list[int]] = defaultdict(list)
+    bytes_of: dict[str, str] = {}
+    for number in sorted(groups_of):
+        for group_id, (digest, prior, _, _) in groups_of[number].items():
+            uses[group_id].append(prior)
+            if bytes_of.setdefault(group_id, digest) != digest:
+                yield f"group {group_id} came with other bytes in step {number}"
+    for group_id, priors in uses.items():
+        if priors != list(range(len(priors))) or len(priors) > bounds.max_uses:
+            yield f"group {group_id} was trained on as one of {priors} uses"
 
 
-def _fresh(steps: list[dict[str, Any]], max_staleness: int) -> Iterator[str]:
+def _fresh(steps: list[dict[str, Any]], bounds: Bounds) -> Iterator[str]:
     """No token is of weights that are too old, or that were not published yet."""
     for step in steps:
-        newest, oldest = max(step["versions"]), min(step["versions"])
-        if newest > step["train_version"]:
-            yield f"step {step['step']} for version {step['train_version']} has tokens of {newest}"
-        if step["train_version"] - oldest > max_staleness or step["staleness_max"] > max_staleness:
-            yield f"step {step['step']} for version {step['train_version']} has tokens of {oldest}"
+        for group_id, (_, prior, oldest, newest) in step["groups"].items():
+            bound = bounds.reuse_max_staleness if prior else bounds.max_staleness
+            if newest > step["train_version"] or step["train_version"] - oldest > bound:
+                yield f"step {step['step']} for version {step['train_version']} has {group_id} of {oldest} to {newest}"
 
 
 def _ended(steps: list[dict[str, Any]], ends: list[dict[str, Any]]) -> Iterator[str]:
