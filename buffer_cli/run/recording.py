@@ -195,6 +195,10 @@ def _event_row(record: runs_pb2.Record) -> dict[str, Any]:
             "micro_batch": closed.micro_batch,
             "train_version": closed.train_version,
         }
+    elif kind == "reused":
+        again = record.reused
+        row |= {"time_ms": again.time_ms, "group_ids": list(again.group_ids), "step": again.step}
+        row["train_version"] = again.train_version
     elif kind == "trained":
         row |= {"time_ms": record.trained.time_ms, "step": record.trained.committed_steps}
     elif kind == "submitted":

@@ -10,6 +10,7 @@ from buffer_cli.output import count, print_fact, print_facts
 from buffer_cli.status.staleness import print_estimate
 from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.domain.policy import UNSET, RunPolicy
+from buffer_service.domain.reuse import reused_groups
 from buffer_service.observability.control import lowered, target
 from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.observability.estimate import Estimate
@@ -66,6 +67,8 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
     yield "steps", steps
     yield "queue", _queue(view)
     yield "batch", _batch(policy)
+    if policy.max_uses > 1 or view.reuse.drawn:
+        yield "reuse", _reuse(view)
     yield "staleness", _staleness(view)
     if policy.target_staleness_milli:
         yield "target", target(view)
@@ -112,6 +115,16 @@ def _batch(policy: RunPolicy) -> str:
     tokens = f", at most {policy.batch_tokens:,} tokens" if policy.batch_tokens else ""
     micro_batches = f", in micro-batches of {policy.micro_batch_groups} a rank" if policy.micro_batch_groups else ""
     return f"{policy.batch_groups} groups{tokens}{micro_batches}"
+
+
+def _reuse(view: RunView) -> str:
+    policy, reuse = view.policy, view.reuse
+    most = reused_groups(policy, policy.batch_groups)
+    bounds = (
+        f"up to {policy.max_uses} uses, at most {most} beside a batch and {policy.reuse_max_staleness} versions old"
+    )
+    ended = f"{reuse.trained:,} trained, {reuse.given_back:,} given back, {reuse.lost:,} lost"
+    return f"{bounds if most else 'off'}; {reuse.reusable_groups:,} groups may be used again; uses so far: {ended}"
 
 
 def _staleness(view: RunView) -> str:

@@ -312,6 +312,8 @@ def _checked(args: "GRPOConfig | None", train_dataset: "Dataset | None", others:
 def _policy(policy: Policy, args: "GRPOConfig", processes: int) -> Policy:
     """Fill in the policy: N, equal shards for several processes, and publishes no more often than optimizer steps."""
     batch_groups = args.generation_batch_size // args.num_generations
+    if policy.max_uses not in (None, 1):
+        raise InvalidField("policy.max_uses", policy.max_uses, "1: a step of TRL has generation_batch_size samples")
     if policy.batch_groups not in (None, batch_groups):
         limit = f"None or {batch_groups}, which is generation_batch_size / num_generations"
         raise InvalidField("policy.batch_groups", policy.batch_groups, limit)

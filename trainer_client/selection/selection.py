@@ -82,7 +82,8 @@ class Selection:
 
     def _filtered(self, selector: Selector, batch: "Batch", give_back: GiveBack) -> "Batch":
         """Ask for the groups, then for those that came in place of others, until all are kept."""
-        asked: Sequence[Group] = batch.groups
+        # What is used again was judged when it was new.
+        asked: Sequence[Group] = [group for group in batch.groups if not group.prior_uses]
         times = 0
         while True:
             dropped = self._dropped(selector, asked)

@@ -266,6 +266,7 @@ def of_step(info: BatchInfo) -> dict[str, float]:
         "loss_tokens": info.total_loss_tokens,
         "staleness_mean": info.staleness_mean,
         "staleness_max": info.staleness_max,
+        "reused_groups": info.reused_groups,
         "queued_groups": info.queued_groups,
     }
 

@@ -24,6 +24,7 @@ class Event:
 _FIELDS: Mapping[str, tuple[type[Message], Sequence[str]]] = {
     "moved": (pb.GroupMoved, ("time_ms", "group_id", "state", "reason")),
     "micro_batch": (pb.MicroBatchClosed, ("time_ms", "step", "micro_batch", "train_version", "group_ids")),
+    "reused": (pb.GroupsReused, ("time_ms", "step", "train_version", "group_ids")),
     "trained": (pb.StepsTrained, ("time_ms", "committed_steps")),
     "submitted": (pb.TaskSubmitted, ("time_ms", "task_id", "metadata_json")),
     "failed": (pb.TaskFailed, ("time_ms", "group_id", "error")),

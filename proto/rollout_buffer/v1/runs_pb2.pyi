@@ -2358,6 +2358,7 @@ class Record(google.protobuf.message.Message):
     SUBMITTED_FIELD_NUMBER: builtins.int
     FAILED_FIELD_NUMBER: builtins.int
     REWARDED_FIELD_NUMBER: builtins.int
+    REUSED_FIELD_NUMBER: builtins.int
     event_id: builtins.str
     """Identity and order of the event."""
     @property
@@ -2388,6 +2389,10 @@ class Record(google.protobuf.message.Message):
     def rewarded(self) -> Global___GroupRewarded:
         """A stage has written a group's rewards."""
 
+    @property
+    def reused(self) -> Global___GroupsReused:
+        """A step uses groups again that earlier steps have trained on."""
+
     def __init__(
         self,
         *,
@@ -2399,12 +2404,45 @@ class Record(google.protobuf.message.Message):
         submitted: Global___TaskSubmitted | None = ...,
         failed: Global___TaskFailed | None = ...,
         rewarded: Global___GroupRewarded | None = ...,
+        reused: Global___GroupsReused | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "failed", b"failed", "micro_batch", b"micro_batch", "moved", b"moved", "rewarded", b"rewarded", "submitted", b"submitted", "trained", b"trained"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "event_id", b"event_id", "failed", b"failed", "micro_batch", b"micro_batch", "moved", b"moved", "rewarded", b"rewarded", "submitted", b"submitted", "trained", b"trained"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["accepted", "moved", "micro_batch", "trained", "submitted", "failed", "rewarded"] | None: ...
+    def HasField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "failed", b"failed", "micro_batch", b"micro_batch", "moved", b"moved", "reused", b"reused", "rewarded", b"rewarded", "submitted", b"submitted", "trained", b"trained"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "event", b"event", "event_id", b"event_id", "failed", b"failed", "micro_batch", b"micro_batch", "moved", b"moved", "reused", b"reused", "rewarded", b"rewarded", "submitted", b"submitted", "trained", b"trained"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["accepted", "moved", "micro_batch", "trained", "submitted", "failed", "rewarded", "reused"] | None: ...
 
 Global___Record: typing_extensions.TypeAlias = Record
+
+@typing.final
+class GroupsReused(google.protobuf.message.Message):
+    """A step uses groups again that earlier steps have trained on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    TRAIN_VERSION_FIELD_NUMBER: builtins.int
+    GROUP_IDS_FIELD_NUMBER: builtins.int
+    time_ms: builtins.int
+    """Time of the event, milliseconds since 1970."""
+    step: builtins.int
+    """The step."""
+    train_version: builtins.int
+    """The version that is to train on it."""
+    @property
+    def group_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Ids of the groups, the freshest first."""
+
+    def __init__(
+        self,
+        *,
+        time_ms: builtins.int = ...,
+        step: builtins.int = ...,
+        train_version: builtins.int = ...,
+        group_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_ids", b"group_ids", "step", b"step", "time_ms", b"time_ms", "train_version", b"train_version"]) -> None: ...
+
+Global___GroupsReused: typing_extensions.TypeAlias = GroupsReused
 
 @typing.final
 class TaskSubmitted(google.protobuf.message.Message):
