@@ -12,6 +12,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -20,10 +21,12 @@ from transformers.utils.logging import disable_progress_bar
 from examples.demo import vocabulary
 from examples.demo.model import build_model, save_model
 from examples.demo.processes import service, sglang, worker
-from examples.plain.loop import LoopOptions, train
+from examples.plain.loop import POLICY, LoopOptions, train
 from trainer_client import Group, SamplingParams, Task
 
 GROUP_SIZE = 8
+TWICE = replace(POLICY, max_uses=2, reuse_share_milli=500, reuse_max_staleness=2)
+"""The loop's policy, with 8 groups that earlier steps have trained on beside each step's 16."""
 
 
 def tasks() -> Iterator[Task]:
@@ -46,6 +49,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="model directory; default: a new model in the demo's vocabulary")
     parser.add_argument("--out", type=Path, default=Path("demo_out/plain"), help="checkpoint and weights go there")
     parser.add_argument("--sglang-python", type=Path, help="interpreter of SGLang's environment, for the own worker")
+    parser.add_argument("--reuse", action="store_true", help="train on some groups twice: 8 beside 16 new ones")
     parser.add_argument("--reject-cut-off", action="store_true", help="give groups back whose samples were all cut off")
     options = parser.parse_args(argv)
     if options.steps < 1:
@@ -86,7 +90,8 @@ def show(step: int, metrics: dict[str, float]) -> None:
     print(
         f"{step:>5} {metrics['loss']:>8.4f} {metrics['reward']:>7.3f} {metrics['ratio_mean']:>7.3f}"
         f" {metrics['rollout_buffer/staleness_mean']:>9.2f} {metrics['rollout_buffer/train_s']:>7.2f}"
-        f" {metrics['rollout_buffer/pull_wait_s']:>7.2f} {metrics['rollout_buffer/rejected_groups']:>8.0f}",
+        f" {metrics['rollout_buffer/pull_wait_s']:>7.2f} {metrics['rollout_buffer/rejected_groups']:>8.0f}"
+        f" {metrics['rollout_buffer/reused_groups']:>6.0f}",
         flush=True,
     )
 
@@ -101,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     with ExitStack() as stack:
         address = options.address or started(out, options.run, directory, options.sglang_python, stack)
         names = f"{'step':>5} {'loss':>8} {'reward':>7} {'ratio':>7} {'staleness':>9}"
-        print(f"{names} {'train s':>7} {'wait s':>7} {'rejected':>8}")
+        print(f"{names} {'train s':>7} {'wait s':>7} {'rejected':>8} {'reused':>6}")
         loop = LoopOptions(
             address=address,
             run_id=options.run,
@@ -109,6 +114,7 @@ def main(argv: list[str] | None = None) -> int:
             checkpoint=out / "checkpoint.pt",
             weights=out / "weights",
             is_useless=is_cut_off if options.reject_cut_off else None,
+            policy=TWICE if options.reuse else POLICY,
         )
         train(model, tasks(), loop, show)
     print(f"{options.steps} steps are in {out / 'checkpoint.pt'}")

@@ -8,6 +8,8 @@ from trainer_client.client.blocking import BufferClient
 from trainer_client.policy import Policy
 from trainer_client.tasks import SamplingParams, Task
 
+POLICY = Policy(batch_groups=4, max_uses=2, reuse_share_milli=500, reuse_max_staleness=2)
+
 
 def tasks() -> Iterator[Task]:
     for i in itertools.count():
@@ -20,10 +22,11 @@ def main(address: str, run_id: str) -> None:
 
 
 def train(client: BufferClient, run_id: str) -> None:
-    with client.session(run_id, policy=Policy(batch_groups=4), tasks=tasks()) as session:
+    with client.session(run_id, policy=POLICY, tasks=tasks()) as session:
         for batch in session:
             if batch.step % 4 == 1:
-                session.reject(batch, batch.groups[:1], "not this one")
+                # The first one is new, the last one used again.
+                session.reject(batch, [batch.groups[0], batch.groups[-1]], "not these")
             if batch.step % 2:
                 session.commit()
             session.publish()
