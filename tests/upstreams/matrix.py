@@ -41,6 +41,8 @@ def tested(upstream: Upstream) -> str:
         return commit_of(Path(os.environ[upstream.variable]).resolve())
     program = "import sys; from importlib.metadata import version; print(', '.join(map(version, sys.argv[1:])))"
     command = [str(ROOT / upstream.environment / "bin/python"), "-c", program, *upstream.wheels]
+    if not (ROOT / upstream.environment / ".installed").exists():
+        return "not installed"
     versions = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().split(", ")
     return ", ".join(f"{wheel} {version}" for wheel, version in zip(upstream.wheels, versions, strict=True))
 
