@@ -58,6 +58,7 @@ VIEW = make_view(
         ops.StageState("rewards", 3, 2, 9, 1, 4_000, 250),
         ops.StageState("reference", 0, 0, 0, 0, 0, None),
     ],
+    reuse=ops.ReuseLedger(reusable_groups=4, drawn=9, delivered=2, trained=5, given_back=1, lost=1),
     relaying=[ops.RelayingClient("w", writes=True, why="connection refused", silent_ms=7)],
 )
 
@@ -98,6 +99,14 @@ def test_an_estimate_travels_there_and_back_and_to_the_trainer() -> None:
         found = estimate(view, lambda *_: (None, True))
         assert value_of(Estimate, message.estimate) == found
         assert run_state(message, 1).estimate == found
+
+
+def test_an_older_service_sends_no_uses() -> None:
+    message = to_run(VIEW)
+    assert run_state(message, 1).reuse.trained == 5
+    message.ClearField("reuse")
+    assert view_of(message).reuse == ops.ReuseLedger()
+    assert run_state(message, 1).reuse.drawn == 0
 
 
 def test_an_older_service_sends_no_estimate() -> None:

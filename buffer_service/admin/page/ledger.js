@@ -46,12 +46,25 @@ export function showLedger(run, rate) {
     ["steps assembled", count(run.next_step)],
     ["steps committed", count(run.committed_steps)],
     ["steps checkpointed", count(run.checkpointed_steps)],
+    ...uses(run),
   ]);
   show(byId("failures-card"), run.failures.length > 0);
   listRows(
     byId("failures-rows"),
     run.failures.slice(0, 20).map((one) => ({ cells: [one.task_id, count(one.attempts), one.error] })),
   );
+}
+
+// Uses of groups beyond their own steps, where there are any or may be.
+function uses({ policy, reuse }) {
+  if (policy.max_uses === 1 && reuse.drawn === 0) {
+    return [];
+  }
+  const ends = `${count(reuse.trained)} trained, ${count(reuse.given_back)} given back, ${count(reuse.lost)} lost`;
+  return [
+    ["groups that may be used again", count(reuse.reusable_groups)],
+    ["uses again", `${count(reuse.drawn)} drawn: ${ends}`],
+  ];
 }
 
 function badge(node, balanced) {

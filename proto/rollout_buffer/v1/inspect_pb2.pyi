@@ -433,13 +433,13 @@ class StepInfo(google.protobuf.message.Message):
     world_size: builtins.int
     """Ranks that its last micro-batch is split over."""
     groups: builtins.int
-    """Groups."""
+    """Groups, with those that it uses again. ListGroups lists its own ones alone."""
     samples: builtins.int
-    """Samples."""
+    """Samples, likewise."""
     tokens: builtins.int
-    """Tokens, prompts included."""
+    """Tokens, prompts included, likewise."""
     loss_tokens: builtins.int
-    """Ones in the loss masks."""
+    """Ones in the loss masks, likewise."""
     bytes: builtins.int
     """Stored bytes."""
     staleness_mean_milli: builtins.int

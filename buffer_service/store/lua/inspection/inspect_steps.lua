@@ -26,7 +26,7 @@ for step = first, last, -1 do
   local total = stored.total
   steps[#steps + 1] = {
     step, Batches.step_state(ctx, step), header.train_version, header.target, header.micro, header.micro_batches,
-    #stored.ranks, header.groups, header.samples, header.tokens, total.loss_tokens, header.bytes, total.staleness_sum,
+    #stored.ranks, total.groups, total.samples, total.tokens, total.loss_tokens, total.bytes, total.staleness_sum,
     total.staleness_max,
   }
 end
