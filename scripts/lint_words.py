@@ -45,6 +45,7 @@ ALLOWED = {
     ("epoch", "docs/collation.md"): "a pass over the data",
     ("epoch", "deploy/helm/rollout-buffer/files/store/*"): "a Sentinel's word",
     ("epoch", "examples/miles/stand_in.py"): "a pass over the data, as Miles has it",
+    ("epoch", "docs/integrations/trl.md"): "an option of transformers, a pass over the data",
     ("epoch", "trainer_client/integrations/miles/prompts.py"): "a pass over the data, as Miles has it",
 }
 """Words in files where they mean something else, and why."""
