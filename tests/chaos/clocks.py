@@ -4,11 +4,15 @@ Where the library is not there (Debian: libfaketime), nothing is wrong with any 
 monotonic clock is left alone: what a host's jumps do not touch is not touched here either.
 """
 
+import random
 import shlex
 import sys
 from pathlib import Path
 
 LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+
+
+JUMPS_S = (-7_200, -30, 5, 700, 7_200)
 
 
 class Clock:
@@ -25,6 +29,10 @@ class Clock:
         new = self._file.with_suffix(".new")
         new.write_text(f"{off_s:+d}")
         new.replace(self._file)
+
+    def jump(self, rng: random.Random, least_s: int = -7_200) -> None:
+        """Have it be wrong by another amount than before, but no further back than `least_s`."""
+        self.set(rng.choice([jump for jump in JUMPS_S if jump != self.off_s and jump >= least_s]))
 
     def within(self) -> list[str]:
         """A command that the one of a process is the end of."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.client import CALM, ENOUGH, ROUND
+from tests.chaos.clocks import Clock
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenario import REPLICATED, Scenario
 from tests.chaos.session import second_run
@@ -87,6 +88,8 @@ class Fleet:
     renew: Callable[[], None] | None = None
     """Renewal of all certificates, where there are any."""
     services: list[ServiceProcess] = field(default_factory=list)
+    clocks: list[Clock] = field(default_factory=list)
+    """Those of the services' hosts."""
     proxies: list[Proxy] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     _lives: list[asyncio.Task[None]] = field(default_factory=list)
@@ -108,9 +111,11 @@ class Fleet:
         mine = {"rpc_processes": 2, "drain_grace_s": 1, "direct_from_bytes": self.scenario.direct_from_bytes}
         shared = {name: value for name, value in self.store.settings.items() if name != "data_dir"}
         data_dir = Path(str(self.store.settings.get("data_dir", self.folder / "a")))
-        self.services.append(ServiceProcess(data_dir, {**mine, **shared, **settings}))
-        if "store" in shared:
-            self.services.append(ServiceProcess(self.folder / "b", {**mine, **shared, **settings}))
+        # Who brings its own store has no replica beside it.
+        for place in [data_dir, self.folder / "b"] if "store" in shared else [data_dir]:
+            self.clocks.append(Clock(self.folder, f"service-{place.name}"))
+            given = {**mine, **shared, **settings}
+            self.services.append(ServiceProcess(place, given, within=self.clocks[-1].within()))
         for service in self.services:
             await asyncio.to_thread(service.start)
             self.proxies.append(Proxy(service.address, random.Random(self.rng.getrandbits(64))))

@@ -28,7 +28,7 @@ from tests.support.store_server import StoreServer
 DURABLE = ("--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0")
 FEW_WRITES = 20_000
 DISK = "192m"
-JUMPS_S = (-7_200, -30, 5, 700, 7_200)
+CLOCK_JUMPS = "the store's clock jumps"
 MIGRATED_SLOTS = 1_500
 AHEAD_S = 0.3
 """Time for which a primary takes what its replica does not get; less than its Sentinels wait for an answer."""
@@ -54,11 +54,6 @@ class Store:
     """Processes that may stand still for a while."""
 
 
-async def clock_jumps(clock: Clock, rng: random.Random) -> None:
-    """Set the clock wrong, by another amount than before."""
-    clock.set(rng.choice([jump for jump in JUMPS_S if jump != clock.off_s]))
-
-
 def pid_of(server: Server | StoreServer) -> int:
     """Pid of a server that runs; 0 for one that does not."""
     return server.process.pid if server.process is not None and server.process.poll() is None else 0
@@ -66,7 +61,11 @@ def pid_of(server: Server | StoreServer) -> int:
 
 def of_clock(clock: Clock, rng: random.Random) -> dict[str, Fault]:
     """The fault that the store's clock jumps, where clocks can be set."""
-    return {"the store's clock jumps": Fault(lambda _s: clock_jumps(clock, rng))} if can_be_set() else {}
+
+    async def jump(_seconds: float) -> None:
+        clock.jump(rng)
+
+    return {CLOCK_JUMPS: Fault(jump)} if can_be_set() else {}
 
 
 @contextlib.contextmanager
