@@ -1,7 +1,7 @@
 """PromQL of the panels.
 
 Every replica of the service reads a run from the store, so all of them say the same: `of_run` takes the maximum. What
-a replica counts for itself, `summed` adds up.
+a replica, a worker or an engine counts for itself is added up.
 """
 
 _RUN = 'namespace=~"$namespace",run="$run"'
@@ -42,6 +42,27 @@ def process_rate(metric: str, *by: str, **labels: str) -> str:
 def process_quantile(share: float, metric: str, *by: str, **labels: str) -> str:
     """Quantile of a histogram of all replicas."""
     return f"histogram_quantile({share}, {process_rate(f'{metric}_bucket', 'le', *by, **labels)})"
+
+
+def worker_rate(metric: str, *by: str, **labels: str) -> str:
+    """Increase in a second of a counter of all workers of the chosen run, 0 before anything of it was counted."""
+    counted = _aggregated("sum", f"rate({_selector(f'worker_{metric}', _RUN, labels)}[{RATE}])", by)
+    return counted if by else f"({counted} or 0 * {worker_rate('samples_total', 'run')})"
+
+
+def worker_quantile(share: float, metric: str) -> str:
+    """Quantile of a histogram of all workers of the chosen run."""
+    return f"histogram_quantile({share}, {worker_rate(f'{metric}_bucket', 'le')})"
+
+
+def of_workers(metric: str, how: str, *by: str) -> str:
+    """A gauge of all workers of the chosen run; `how`: max, avg or sum."""
+    return _aggregated(how, _selector(f"worker_{metric}", _RUN, {}), by)
+
+
+def of_sglang(metric: str, how: str) -> str:
+    """A gauge of all SGLang servers of the namespace, which know of no run; `how`: max, avg or sum."""
+    return f"{how}(sglang:{metric}{{{_SERVICE}}})"
 
 
 def of_service(metric: str, *by: str, how: str = "max", **labels: str) -> str:

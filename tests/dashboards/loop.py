@@ -36,13 +36,14 @@ def reward(sample: object) -> float:
 
 
 @contextlib.contextmanager
-def worker(address: str, token_file: Path, folder: Path) -> Iterator[None]:
-    """Two engines, which make a batch in about a second."""
+def worker(address: str, token_file: Path, folder: Path, metrics: str) -> Iterator[None]:
+    """Two engines, which make a batch in about a second. `metrics`: host:port where the worker serves its own."""
     command = [
         sys.executable, "-m", "buffer_cli", "worker", "--run", RUN, "--address", address,
         "--token-file", str(token_file), "--reward", f"{__name__}:reward", "--weights-dir", str(folder / "weights"),
         "--simulate", "--engines", "2", "--slots", "8", "--tokens-per-s", "64", "--length-median", "48",
         "--groups-per-engine", "4", "--drain-grace-s", "5", "--progress-every-s", "0",
+        "--metrics-listen", metrics,
     ]  # fmt: skip
     log = folder / "worker.log"
     with log.open("wb") as out:

@@ -86,9 +86,22 @@ class Prometheus:
             return False
 
 
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+    return port
+
+
 @contextlib.contextmanager
-def prometheus(folder: Path, target: str, token: str, rules: Sequence[Path]) -> Iterator[Prometheus]:
-    """One that scrapes `target` (host:port) with a bearer token, its data in `folder`. From the main thread alone."""
+def prometheus(
+    folder: Path, target: str, token: str, rules: Sequence[Path], others: Sequence[str]
+) -> Iterator[Prometheus]:
+    """One that scrapes `target` (host:port) with a bearer token, its data in `folder`. From the main thread alone.
+
+    `others`: targets that ask for no token, as workers and SGLang's servers.
+    """
     binary = shutil.which("prometheus")
     assert binary, "make dashboards needs prometheus: apt-get install prometheus"
     folder.mkdir()
@@ -103,13 +116,15 @@ def prometheus(folder: Path, target: str, token: str, rules: Sequence[Path]) -> 
                 "job_name": "rollout-buffer",
                 "authorization": {"credentials_file": "token"},
                 "static_configs": [{"targets": [target], "labels": {"namespace": NAMESPACE}}],
-            }
+            },
+            {
+                "job_name": "pods",
+                "static_configs": [{"targets": [*others], "labels": {"namespace": NAMESPACE}}],
+            },
         ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     log = folder / "prometheus.log"
     command = [
         binary, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",

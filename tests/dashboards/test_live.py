@@ -15,7 +15,8 @@ import pytest
 from buffer_service.security.roles import Role
 from tests.dashboards.faults import BlockedPush, Repeated, connected, full, hold, lag, stall, stand_still, write
 from tests.dashboards.loop import RUN, Trainer, worker
-from tests.dashboards.prometheus import NAMESPACE, WINDOW, Prometheus, prometheus
+from tests.dashboards.prometheus import NAMESPACE, WINDOW, Prometheus, free_port, prometheus
+from tests.dashboards.sglang import sglang_metrics
 from tests.security.guarded import add_token
 from tests.support.service import running_service
 from tests.support.store_cluster import store_cluster
@@ -34,6 +35,7 @@ NOT_PROVOKED = {
     "RolloutBufferLedgerOutOfBalance": "it takes a defect",
     "RolloutBufferLengthBias": "takes hundreds of groups that a gate chooses among",
     "RolloutBufferRunsUnread": "a service of another version would have to use the same store",
+    "RolloutBufferTargetOutOfReach": "takes a controller that has lowered all it may, over many publishes",
     "RolloutBufferPredictionOff": "takes a loop that is unlike its closed form for several publishes",
 }
 """Their expressions are evaluated here, and their unit tests fire them (tests/monitoring)."""
@@ -105,17 +107,25 @@ def test_every_panel_has_data_and_every_alert_is_alive(tmp_path: Path) -> None:
     tokens = {role: add_token(tokens_file, f"of-{role}", role, "*") for role in (Role.ADMIN, Role.READER, Role.WORKER)}
     worker_token = tmp_path / "worker.token"
     worker_token.write_text(tokens[Role.WORKER])
+    metrics = f"127.0.0.1:{free_port()}"
     with (
         store_server("--maxmemory", str(STORE_BYTES), "--maxmemory-policy", "noeviction") as store,
         store_cluster(replicas=0) as cluster,
         running_service(tmp_path, store=store.url, payload_store=cluster.url, tokens_file=tokens_file) as service,
-        prometheus(tmp_path / "prometheus", service.admin.removeprefix("http://"), tokens[Role.READER], ALERTS) as seen,
+        sglang_metrics() as sglang,
+        prometheus(
+            tmp_path / "prometheus",
+            service.admin.removeprefix("http://"),
+            tokens[Role.READER],
+            ALERTS,
+            others=[sglang, metrics],
+        ) as seen,
     ):
         rpc, stranger = connected(service.address, tokens[Role.ADMIN]), connected(service.address, "")
         trainer = Trainer(service.address, tokens[Role.ADMIN])
         trainer.start()
         repeated = Repeated(rpc, stranger)
-        with worker(service.address, worker_token, tmp_path):
+        with worker(service.address, worker_token, tmp_path, metrics):
             stand_still(rpc)
             hold(rpc)
             lag(rpc)

@@ -1,6 +1,7 @@
 """The dashboards in the chart are those that the code makes, and each panel says what it shows."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from deploy.dashboards.__main__ import CHART_FOLDER, files
 from deploy.dashboards.panels import Number, Series
 from deploy.dashboards.rendering import Dashboard, Row, rendered
 
+ROOT = Path(__file__).parents[2]
 BUILT = {name: json.loads(text) for name, text in files().items()}
 
 
@@ -65,6 +67,15 @@ def test_a_source_and_a_run_are_chosen_at_the_top(name: str) -> None:
     assert ("run" in variables) == about_a_run
     if about_a_run:
         assert variables["run"]["query"] == 'label_values(rollout_buffer_next_step{namespace=~"$namespace"}, run)'
+
+
+@pytest.mark.engine
+def test_what_is_asked_of_sglang_is_what_it_says() -> None:
+    (package,) = (ROOT / ".venv-sglang").glob("lib/python3*/site-packages/sglang/srt")
+    said = {name for path in package.rglob("*.py") for name in re.findall(r"sglang:(\w+)", path.read_text())}
+    asked = {name for text in files().values() for name in re.findall(r"sglang:(\w+)", text)}
+    assert asked
+    assert asked <= said
 
 
 def test_names_under_which_grafana_keeps_them_differ() -> None:
