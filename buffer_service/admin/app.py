@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from buffer_service import commands
+from buffer_service.admin import rollouts
 from buffer_service.admin.event_stream import EventStream
 from buffer_service.admin.feeds import Feeds
 from buffer_service.admin.metrics.scrape import scrape
@@ -30,8 +31,11 @@ from buffer_wire.errors import (
     InvalidField,
     InvalidRequest,
     NotReady,
+    ReplayGap,
     RolloutBufferError,
+    StepAhead,
     StoreFault,
+    UnknownGroup,
     UnknownRun,
 )
 from buffer_wire.limits import RUN_ID
@@ -75,6 +79,8 @@ class AdminPage:
                 Route("/api/events", self.events),
                 Route("/api/runs", self.runs),
                 Route("/api/runs/{run_id}", self.run),
+                Route("/api/runs/{run_id}/groups", self.groups),
+                Route("/api/runs/{run_id}/groups/{task_id}/{incarnation}", self.sample),
             ],
             exception_handlers={RolloutBufferError: _error},
         )
@@ -120,6 +126,17 @@ class AdminPage:
         view, evaluations = await read_run(self._store, _run_id(request.path_params["run_id"]))
         return JSONResponse(whole(view, evaluations))
 
+    async def groups(self, request: Request) -> Response:
+        """Answer with groups of the queue, or of a step: `?step=N`."""
+        run_id = _run_id(request.path_params["run_id"])
+        return JSONResponse(await rollouts.groups(self._store, run_id, request.query_params.get("step")))
+
+    async def sample(self, request: Request) -> Response:
+        """Answer with a group, and the tokens of one of its samples: `?sample=N`."""
+        at = request.path_params
+        group_id, index = f"{at['task_id']}/{at['incarnation']}", request.query_params.get("sample", "0")
+        return JSONResponse(await rollouts.sample(self._store, _run_id(at["run_id"]), group_id, index))
+
     async def events(self, request: Request) -> EventStream:
         """Stream the changes of one run: `?run=NAME`. Raises InvalidField."""
         # Here, where the run is known as it will be read, and not at the door.
@@ -154,7 +171,7 @@ async def _error(_: Request, error: Exception) -> Response:
         reason, message = error.reason, error.message
     if isinstance(error, AccessRefused):
         status = 403
-    elif isinstance(error, UnknownRun):
+    elif isinstance(error, (ReplayGap, StepAhead, UnknownGroup, UnknownRun)):
         status = 404
     elif isinstance(error, InvalidRequest):
         status = 400

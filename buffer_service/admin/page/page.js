@@ -7,6 +7,7 @@ import { History, dropRate, dropped, totalsOf } from "./history.js";
 import { showEnvironments, showLedger } from "./ledger.js";
 import { Loop } from "./loop.js";
 import { showPolicy } from "./policy.js";
+import { showRollouts } from "./rollouts.js";
 import { Tile } from "./spark.js";
 import { showStaleness } from "./staleness.js";
 import { Refused, RunStream, fetchJson, token } from "./stream.js";
@@ -263,6 +264,7 @@ function render() {
   showEnvironments(run);
   showFleet(run, performance.now() - shown.toldAt);
   showPolicy(run);
+  showRollouts(run);
 }
 
 function showTiles(run, rate, nowMs) {
