@@ -22,7 +22,6 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 PYTEST_ARGS ?=
-
 SEEDS ?= 1 2 3
 
 # Checkouts of the projects that adapters are for. Only test-upstreams has what they import, so only it is told of them.
@@ -225,7 +224,7 @@ test-cluster: install ## payloads, and runs, on a cluster of real servers: failo
 	@RB_TEST_STORE=cluster $(BIN)/python -m pytest tests/store tests/model/test_model_against_store.py -k 'not test_model or over_a_cluster' $(PYTEST_ARGS)
 	@RB_TEST_PAYLOADS=cluster $(BIN)/python -m pytest tests/store tests/model/test_model_against_store.py -k 'not test_model or cluster' $(PYTEST_ARGS)
 
-soak: install ## one service under groups, runs and workers that come and go: nothing grows, nothing is left (short: 2 minutes; SOAK_ARGS='--share 1': hours, goes on where it was)
+soak: install ## one service under groups, runs and workers that come and go: nothing grows, nothing is left (short: 3 minutes; SOAK_ARGS='--share 1': hours, goes on where it was)
 	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 fuzz: install ## a real service under random messages to every method and its admin page (about 2 minutes)

@@ -2,11 +2,13 @@
 
 Invariants: a waiter that took a ticket before it checked the state misses no change that was published after. After a
 reconnect every ticket rises, since hints may have been missed. A wait ends at its timeout whatever happens to the
-connection. Waiters of a topic wake in the order in which they began to wait.
+connection. Waiters of a topic wake in the order in which they began to wait. What is kept is bounded, for nobody says
+that a run is gone.
 """
 
 import asyncio
 import contextlib
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,6 +22,9 @@ from buffer_wire.resp.protocol import RespConnection
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0
 PING_S = 10.0
 """A connection that has been silent this long is asked whether it lives; after as long again it counts as lost."""
+
+MOST_TICKETS, MOST_LACKING = 16_384, 4_096
+"""Topics that have tickets of their own, and runs whose pulls are known to lack groups: of 2,000 runs and more."""
 
 
 class Source(Protocol):
@@ -35,8 +40,11 @@ class StoreNotifications:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._tickets: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._missed = 0
+        self._count = 0
+        """Changes that were heard of; a topic's ticket is the count at its newest."""
+        self._tickets: dict[tuple[str, str], int] = {}
+        self._floor = 0
+        """Ticket of the topics that have none of their own: no change of theirs that is forgotten came later."""
         self._lacking: dict[str, int] = {}
         """Queued groups that pulls of a run wait for, less those that have left for the store since they looked."""
         self._waiters: defaultdict[tuple[str, str], deque[asyncio.Future[None]]] = defaultdict(deque)
@@ -44,7 +52,7 @@ class StoreNotifications:
 
     def ticket(self, run_id: str, topic: Topic) -> int:
         """See domain.ports.Notifications.ticket."""
-        return self._missed + self._tickets.get((run_id, topic.value), 0)
+        return self._tickets.get((run_id, topic.value), self._floor)
 
     async def wait(self, run_id: str, topic: Topic, seen: int, timeout_s: float) -> int:
         """See domain.ports.Notifications.wait."""
@@ -63,6 +71,8 @@ class StoreNotifications:
 
     def lacks(self, run_id: str, groups: int) -> None:
         """See domain.ports.Notifications.lacks."""
+        if len(self._lacking) >= MOST_LACKING:
+            del self._lacking[next(iter(self._lacking))]
         self._lacking[run_id] = groups
 
     def leaving(self, run_id: str, groups: int) -> None:
@@ -116,14 +126,25 @@ class StoreNotifications:
 
     def raise_ticket(self, run_id: str, topic: str) -> None:
         """Raise the ticket of a topic that changed, and wake its waiters."""
-        self._tickets[run_id, topic] += 1
+        self._count += 1
+        self._tickets[run_id, topic] = self._count
+        if len(self._tickets) > MOST_TICKETS:
+            self._forget_half()
         self._wake((run_id, topic))
 
     def raise_all(self) -> None:
         """Raise all tickets, since anything may have changed, and wake all waiters."""
-        self._missed += 1
+        self._count += 1
+        self._floor = self._count
+        self._tickets.clear()
         for waited in list(self._waiters):
             self._wake(waited)
+
+    def _forget_half(self) -> None:
+        """Forget the tickets that have been there for longest. Their topics count as changed now: a look too many."""
+        for ticket in list(itertools.islice(self._tickets, MOST_TICKETS // 2)):
+            del self._tickets[ticket]
+        self._floor = self._count
 
     def _wake(self, waited: tuple[str, str]) -> None:
         for waiter in self._waiters.pop(waited, ()):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.fuzz.verdicts import Failure, Verdicts
@@ -35,8 +35,13 @@ class Watch:
         self._files = {pid: _files(pid) for pid in self._pids}
         self._keys = self._store_keys()
         self._log_from = service.log.stat().st_size
+        self._beside: dict[int, str] = {}
         self._samples: list[dict[int, int]] = []
         self._sent: list[int] = []
+
+    def beside(self, **pids: int) -> None:
+        """Watch the memory of further processes, by their names; they may end before the service."""
+        self._beside |= {pid: name for name, pid in pids.items()}
 
     async def sample(self, verdicts: Verdicts) -> None:
         """Wait until cancelled."""
@@ -46,7 +51,7 @@ class Watch:
 
     def take(self, sent: int) -> None:
         """Take a sample, when so many messages have been sent."""
-        self._samples.append({pid: _resident(pid) for pid in self._pids})
+        self._samples.append({pid: _resident(pid) for pid in (*self._pids, *self._beside)})
         self._sent.append(sent)
 
     async def check(self, verdicts: Verdicts, *, apart: float = 0.0) -> None:
@@ -61,11 +66,18 @@ class Watch:
 
     def grown(self) -> dict[str, float]:
         """MiB by which each process grew over the second half of the messages."""
-        return {_name(pid): growth([s[pid] for s in self._half()]) / (1 << 20) for pid in self._pids}
+        return {name: growth(values) / (1 << 20) for name, values in self._series(self._half())}
 
     def resident(self) -> dict[str, float]:
         """MiB of each process at the end."""
-        return {_name(pid): self._samples[-1][pid] / (1 << 20) for pid in self._pids}
+        return {name: values[-1] / (1 << 20) for name, values in self._series(self._samples)}
+
+    def _series(self, samples: list[dict[int, int]]) -> Iterator[tuple[str, list[int]]]:
+        """Bytes of each process while it was there."""
+        for pid in (*self._pids, *self._beside):
+            values = [sample[pid] for sample in samples if sample.get(pid)]
+            if values:
+                yield self._beside.get(pid) or _name(pid), values
 
     def _processes(self) -> list[int]:
         """Processes that last; simulations of runs come and go."""

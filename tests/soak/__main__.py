@@ -1,14 +1,16 @@
 """Soak of one service, phase by phase (`make soak`): nothing grows with what has passed through, and nothing is left.
 
-The phases are groups of 1 KB, groups of 1 MB, runs that are made and deleted, and workers under new names. Each has a
-service and a store of its own. It fails where memory of a process or of the store grows by a straight line over the
-phase's second half. It fails too where descriptors, keys of the store or files are left at its end. A phase that has
-passed in this size is not done again, so an interrupted soak goes on with the phase that it was in.
+Phases: groups of 1 KB, groups of 1 MB, a real worker and session, runs that are made and deleted, workers
+under new names. Each has a service and a store of its own. It fails where memory of a process or of the store grows by
+a straight line over the phase's second half. It fails too where descriptors, keys of the store or files are left at its
+end. A phase that has passed in this size is not done again, so an interrupted soak goes on with the phase that it was
+in.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -22,13 +24,20 @@ from buffer_service.store.keys import index_key
 from tests.fuzz.verdicts import Failure, Verdicts
 from tests.fuzz.watch import SAMPLE_S, Watch, growth
 from tests.soak.comers import come_and_go, make_and_delete
-from tests.soak.loop import Load, Loop
+from tests.soak.loop import PULL_TIMEOUT_S, Load, Loop
 from tests.support.service import ServiceProcess, running_service
-from trainer_client import BufferClient
+from tests.workers.process import worker_process
+from trainer_client import BufferClient, SamplingParams, SessionOptions, Task
 
 OUT = Path("bench/out/soak")
 RUN = "soak"
-SIZES = {"small": (30_000, 10_000_000), "large": (400, 100_000), "runs": (200, 10_000), "workers": (400, 10_000)}
+SIZES = {
+    "small": (30_000, 10_000_000),
+    "large": (400, 100_000),
+    "clients": (6_400, 640_000),
+    "runs": (200, 10_000),
+    "workers": (400, 10_000),
+}
 """Size of each phase: of the short form, and in full."""
 GROWTH_BYTES, STORE_GROWTH_BYTES = 16 << 20, 4 << 20
 """Growth of a process, and of the store by its own count, in the second half. In full that is 3 bytes a small group,
@@ -101,6 +110,31 @@ def runs(soak: Soak) -> None:
     make_and_delete(soak.service.address, soak.size, soak.tell)
 
 
+def clients(soak: Soak) -> None:
+    """Groups of 1 KB by a worker and a session as users start them; this process is the trainer."""
+    tasks = (
+        Task(group_size=2, sampling=SamplingParams(max_new_tokens=48), prompt_token_ids=[1, 2, 3, 4])
+        for _ in range(soak.size)
+    )
+    policy = Load(soak.size, (52, 52), 64).policy(environments={})
+    options = SessionOptions(pull_timeout_s=PULL_TIMEOUT_S)
+    flags = ("--simulate", "--engines", "4", "--length-median", "32", "--tokens-per-s", "10000")
+    address = soak.service.address
+    with (
+        worker_process(address, RUN, soak.service.data_dir.parent / "worker", *flags) as worker,
+        BufferClient(address) as client,
+        client.session(RUN, policy=policy, tasks=tasks, options=options) as session,
+    ):
+        soak.watch.beside(worker=worker.process.pid, trainer=os.getpid())
+        for batch in session:
+            session.publish()
+            session.checkpoint()
+            soak.tell(len(batch.groups))
+        if worker.stop():
+            soak.verdicts.fail(Failure(f"the worker failed: {worker.said()[-2_000:]}", "worker"))
+    _delete(soak)
+
+
 def workers(soak: Soak) -> None:
     """Workers of one run, each under a name of its own."""
     come_and_go(soak.service.address, soak.store, RUN, soak.size, soak.tell)
@@ -122,7 +156,13 @@ def _delete(soak: Soak) -> None:
         client.delete_run(RUN)
 
 
-PHASES: dict[str, Callable[[Soak], None]] = {"small": small, "large": large, "runs": runs, "workers": workers}
+PHASES: dict[str, Callable[[Soak], None]] = {
+    "small": small,
+    "large": large,
+    "clients": clients,
+    "runs": runs,
+    "workers": workers,
+}
 
 
 def run_phase(name: str, size: int, seed: int) -> dict[str, object]:

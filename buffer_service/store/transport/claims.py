@@ -38,6 +38,7 @@ class Claims:
     def forget(self, run_id: str) -> None:
         """Forget a run that is gone, or whose name a new run takes."""
         self._acknowledged.pop(run_id, None)
+        self._claimed.pop(run_id, None)
 
     def tear(self, run_id: str) -> None:
         """Note that a script of the run ended in the middle: the next claim pauses the run."""

@@ -64,7 +64,11 @@ class Confirmation:
             raise StoreUnavailable(
                 self._refusals.store, "it was started anew between a write and the look whether it is appended"
             )
-        if isinstance(then, int):
+        if command.script == "delete_run":
+            # Nobody may ever ask for it again.
+            self._claims.forget(run_id)
+            self._replication.forget(run_id)
+        elif isinstance(then, int):
             self._claims.note(run_id, then)
         return reply
 
