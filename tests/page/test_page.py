@@ -274,6 +274,18 @@ def test_a_phone_needs_no_sideways_scrolling(
         screen.page.screenshot(path=shots / "phone.png", full_page=True)
 
 
+def test_stages_say_what_waits_in_them_and_for_whom(screen: Screen, named: Named) -> None:
+    run = named("staged", batch_groups=2, stages=["reference", "values"])
+    run.fill(2)
+    screen.visit(run.run_id)
+    screen.until("#stages-rows", "reference2000–by nobody yet")
+    screen.until("#stages-rows", "values0000–by nobody yet")
+    plain = named("plain", batch_groups=2)
+    screen.visit(plain.run_id)
+    screen.until("#policy-changed", "batch_groups2")
+    screen.until_shown("#stages-card", shown=False)
+
+
 def test_everything_is_reached_by_keyboard_and_runs_are_switched_by_it(screen: Screen, named: Named) -> None:
     first, second = sorted(
         [named("keys-a", batch_groups=2), named("keys-b", batch_groups=3)], key=lambda run: run.run_id

@@ -1,7 +1,7 @@
 // The two ledgers: what became of every group and of every task; drops by reason.
 
 import { byId, element, listEach, listFacts, listRows, setAttribute, setText, show, span, tell } from "./dom.js";
-import { amount, bytes, count, percent, short } from "./format.js";
+import { amount, bytes, count, percent, seconds, short } from "./format.js";
 import { DROPS, dropped } from "./history.js";
 
 const ALWAYS = ["accepted", "queued", "delivered", "trained"];
@@ -122,6 +122,19 @@ export function showEnvironments(run) {
         ...states.map((state) => count(run.environments[name][state].groups)),
         count(dropped(run.environments[name])),
         ...work(run, name),
+      ],
+    })),
+  );
+  show(byId("stages-card"), run.stages.length > 0);
+  listRows(
+    byId("stages-rows"),
+    run.stages.map((one) => ({
+      kind: one.waiting > 0 && one.asked_ms === null ? "bad" : null,
+      cells: [
+        one.name,
+        ...[one.waiting, one.leased, one.added, one.failed].map(count),
+        one.added > 0 ? seconds(one.busy_ms / one.added / 1000) : "–",
+        one.asked_ms === null ? "by nobody yet" : `${Math.floor(one.asked_ms / 1000)} s ago`,
       ],
     })),
   );
