@@ -55,6 +55,17 @@ class Clock:
         return made
 
 
+def right(folder: Path, binary: Path) -> Path:
+    """A program that is the binary with the host's clock, whoever starts it.
+
+    A server that is ended by SIGTERM needs it: its handler reads the clock, and libfaketime may be in its own lock.
+    """
+    made = folder / f"right-{binary.name}"
+    made.write_text(f'#!/bin/sh\nexec /usr/bin/env -u LD_PRELOAD {shlex.quote(str(binary))} "$@"\n')
+    made.chmod(0o755)
+    return made
+
+
 def can_be_set() -> bool:
     """True where clocks can be wrong."""
     return LIBRARY is not None and sys.platform == "linux"

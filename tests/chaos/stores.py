@@ -18,7 +18,7 @@ from typing import Any
 from buffer_service.store.embedded.binary import find_binary
 from buffer_service.store.keys import index_key
 from buffer_wire.resp.slots import slot_of
-from tests.chaos.clocks import Clock, can_be_set
+from tests.chaos.clocks import Clock, can_be_set, right
 from tests.support.processes import children, command
 from tests.support.sentinels import Deployment, Pair, Server
 from tests.support.small_disk import SmallDisk, small_disk
@@ -112,7 +112,6 @@ def external(folder: Path, rng: random.Random) -> Iterator[Store]:
 @contextlib.contextmanager
 def embedded(folder: Path, rng: random.Random) -> Iterator[Store]:
     """The service's own child, its data on a small disk."""
-    clock = Clock(folder, "store")
     with contextlib.ExitStack() as stack:
         path = folder / "disk"
         disk = stack.enter_context(small_disk(path, DISK)) if os.getuid() == 0 else None
@@ -133,13 +132,13 @@ def embedded(folder: Path, rng: random.Random) -> Iterator[Store]:
             await asyncio.sleep(seconds / 2)
             disk.free()
 
-        faults = {"the store is killed": Fault(kill, kills=True), **of_clock(clock, rng)}
+        faults = {"the store is killed": Fault(kill, kills=True)}
         if disk is not None:
             faults["the store's disk is full"] = Fault(lambda s: no_room(s, disk), takes_back=True)
             faults["the store's disk is full, and it is killed"] = Fault(
                 lambda s: no_room(s, disk, then_killed=True), kills=True, takes_back=True
             )
-        yield Store({"data_dir": path / "data", "store_binary": clock.wrapped(find_binary())}, faults, of_service)
+        yield Store({"data_dir": path / "data", "store_binary": right(folder, find_binary())}, faults, of_service)
 
 
 def _serving(path: Path) -> list[int]:
