@@ -9,11 +9,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
+from trainer_client.batch import Group
 from trainer_client.client.blocking import BufferClient
 from trainer_client.client.driver import ClientOptions
 from trainer_client.policy import Policy
 from trainer_client.session.plan import SessionOptions
 from trainer_client.session.session import TrainerSession
+from trainer_client.stages import Stage
 from trainer_client.tasks import SamplingParams, Task
 
 RUN = "math"
@@ -27,6 +31,7 @@ POLICY = Policy(
     max_staleness=4,
     target_staleness_milli=2_000,
     filter_min_response_tokens=1,
+    stages=["reference"],
 )
 
 
@@ -110,3 +115,20 @@ class Trainer(threading.Thread):
                 session.evaluate(list(itertools.islice(tasks(), 4)))
             if self._over.is_set():
                 return
+
+
+@contextlib.contextmanager
+def stage(address: str, token: str) -> Iterator[None]:
+    """A worker of the run's stage, which adds a column of zeros. It is given up with the process where it hangs."""
+
+    def zeros(group: Group) -> dict[str, list[np.ndarray]]:
+        return {"reference_logprobs": [np.zeros(len(sample.token_ids), np.float32) for sample in group.samples]}
+
+    with Stage(address, RUN, "reference", options=ClientOptions(token=token)) as working:
+        thread = threading.Thread(target=working.serve, args=(zeros,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            working.stop()
+            thread.join(30)

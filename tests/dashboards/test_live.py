@@ -14,7 +14,7 @@ import pytest
 
 from buffer_service.security.roles import Role
 from tests.dashboards.faults import BlockedPush, Repeated, connected, full, hold, lag, stall, stand_still, write
-from tests.dashboards.loop import RUN, Trainer, worker
+from tests.dashboards.loop import RUN, Trainer, stage, worker
 from tests.dashboards.prometheus import NAMESPACE, WINDOW, Prometheus, free_port, prometheus
 from tests.dashboards.sglang import sglang_metrics
 from tests.security.guarded import add_token
@@ -125,7 +125,10 @@ def test_every_panel_has_data_and_every_alert_is_alive(tmp_path: Path) -> None:
         trainer = Trainer(service.address, tokens[Role.ADMIN])
         trainer.start()
         repeated = Repeated(rpc, stranger)
-        with worker(service.address, worker_token, tmp_path, metrics):
+        with (
+            worker(service.address, worker_token, tmp_path, metrics),
+            stage(service.address, tokens[Role.ADMIN]),
+        ):
             stand_still(rpc)
             hold(rpc)
             lag(rpc)
