@@ -80,6 +80,8 @@ def test_a_browser_is_asked_for_a_password_and_the_page_is_not(guarded: Guarded)
         "/api/runs",
         "/api/runs/math-1",
         "/api/runs/absent",
+        "/api/runs/math-1/groups",
+        "/api/runs/math-1/groups/x0/0",
         "/absent",
         "//",
         "/page",
@@ -109,7 +111,12 @@ def test_roles_see_what_is_theirs(guarded: Guarded, tokens: dict[Role, str], pat
 def test_other_runs_are_refused_whether_they_are_there_or_not(guarded: Guarded, tokens: dict[Role, str]) -> None:
     reader = f"Bearer {tokens[Role.READER]}"
     for run in ("secret-1", "secret-2"):
-        for path in (f"/api/runs/{run}", f"/api/runs/{run}/more", f"/api/runs/%73{run[1:]}"):
+        for path in (
+            f"/api/runs/{run}",
+            f"/api/runs/{run}/groups",
+            f"/api/runs/{run}/groups/x/0",
+            f"/api/runs/%73{run[1:]}",
+        ):
             status, body = fetched(guarded, path, reader)
             assert (status, json.loads(body)["reason"]) == (403, "permission_denied")
     assert fetched(guarded, "/api/runs/math-absent", reader)[0] == 404
