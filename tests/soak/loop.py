@@ -32,9 +32,14 @@ class Load:
     batch_groups: int
 
     @property
+    def group_bytes(self) -> int:
+        """Bytes of a group's payload."""
+        return 9 * sum(self.lengths)
+
+    @property
     def bundle(self) -> int:
         """Groups of one message."""
-        return max(1, min(self.batch_groups, BUNDLE_BYTES // (9 * sum(self.lengths))))
+        return max(1, min(self.batch_groups, BUNDLE_BYTES // self.group_bytes))
 
     def policy(self, **more: object) -> Policy:
         """Return a policy with what goes together of all that a run can have, but stages."""
