@@ -56,7 +56,7 @@ class Client:
             status = await self.process.wait()
             if status != -signal.SIGKILL:
                 if status and self.wanted:
-                    self.failed = f"{self.name} ended with {status}: {self._last_words()}"
+                    self.failed = f"{self.name} ended with {status}: {self._last_words()[-1]}"
                 return
             await asyncio.sleep(RESTART_S)
 
@@ -71,8 +71,9 @@ class Client:
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
 
-    def _last_words(self) -> str:
-        return (self.folder / f"{self.name}.log").read_text()[-1500:]
+    def _last_words(self) -> list[str]:
+        """Lines that it said."""
+        return (self.folder / f"{self.name}.log").read_text().strip().splitlines() or ["nothing was said"]
 
 
 @dataclass
