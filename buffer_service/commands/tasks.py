@@ -109,7 +109,7 @@ def lease_groups(run_id: str, ask: ops.StageAsk, *, seen_revision: Revision = NO
 
 
 def _groups_leased(_tag: str, fields: Fields) -> ops.StageLeased:
-    revision, ttl_ms, term, version, waiting, grants = fields
+    revision, ttl_ms, term, version, waiting, grants, paused = fields
     leases = [
         ops.StageLease(
             text(lease_id),
@@ -122,7 +122,7 @@ def _groups_leased(_tag: str, fields: Fields) -> ops.StageLeased:
         )
         for lease_id, group_id, sequence, head, tail, key, added in grants
     ]
-    return ops.StageLeased(revision, leases, ttl_ms, waiting, ops.WeightVersion(term, version))
+    return ops.StageLeased(revision, leases, ttl_ms, waiting, ops.WeightVersion(term, version), text(paused))
 
 
 def _submitted(_tag: str, fields: Fields) -> ops.Submitted:

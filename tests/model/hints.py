@@ -1,9 +1,9 @@
 """Whoever waits is told when its wait could end: the hints of an operation, against what has become possible.
 
-Four parties wait: a trainer for the next micro-batch (topic groups), a worker for a task (tasks); blocked pushes for
-room (space), and an engine for its turn to load (weights). After each operation every party is tried on a copy of the
-model; one that could not go on before the operation and can now must have been hinted at. Time alone publishes nothing;
-a wait looks again by itself after a while.
+Five parties wait: a trainer for the next micro-batch (topic groups), a worker for a task (tasks), one of a stage for a
+group (stages); blocked pushes for room (space), and an engine for its turn to load (weights). After each operation
+every party is tried on a copy of the model; one that could not go on before the operation and can now must have been
+hinted at. Time alone publishes nothing; a wait looks again by itself after a while.
 """
 
 import pickle
@@ -85,6 +85,11 @@ class HintedPair(Pair):
         if isinstance(leased, ops.Leased):
             ended = leased.grants or leased.wait in {LeaseWait.PAUSED, LeaseWait.DRAINING}
             possible[Topic.TASKS] = f"{len(leased.grants)} {leased.wait}" if ended else ""
+        possible[Topic.STAGES] = ""
+        for stage in view.policy.stages:
+            asked = self._try(state, "lease_groups", ops.StageAsk(stage, "waits", "waits", "waits", 1))
+            if isinstance(asked, ops.StageLeased) and asked.leases:
+                possible[Topic.STAGES] += f" {stage}"
         possible[Topic.WEIGHTS] = "load" if self.model.weights(self.run_id).may_load else ""
         waiting = list(self.waiting.values())
         possible[Topic.SPACE] = ""

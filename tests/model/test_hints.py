@@ -12,8 +12,11 @@ OPERATIONS = int(3_000 * TIMES)
 @pytest.mark.timeout(1_800)
 def test_whoever_waits_is_told_when_the_wait_can_end(valkey: StoreSubject) -> None:
     seen = explore(valkey, OPERATIONS, kind=HintedPair, seed="hints")
-    # Turns to load, and room for pushes that wait, come seldom in the others.
+    # Groups of stages, turns to load, and room for pushes that wait, come seldom in the others.
     seen += explore(valkey, OPERATIONS // 3, moods=["rolling", "standing in line"], kind=HintedPair, seed="hints")
+    seen += explore(valkey, OPERATIONS // 6, moods=["staged"], kind=HintedPair, seed="hints")
     print("\n".join(f"{name} {seen[name]}" for name in sorted(seen) if name.startswith("hint")))
     assert seen["operations"] >= OPERATIONS
-    assert min(seen["hint:groups"], seen["hint:tasks"], seen["hint:space"], seen["hint:weights"]) > 0
+    assert (
+        min(seen["hint:groups"], seen["hint:tasks"], seen["hint:space"], seen["hint:weights"], seen["hint:stages"]) > 0
+    )

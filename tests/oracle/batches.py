@@ -90,6 +90,7 @@ def reject(run: RunState, request: Reject) -> Rejected:
             raise InvalidField(f"group_ids[{index}]", name, f"a group of step {request.step}")
     gone = [there[name] for name in dict.fromkeys(request.group_ids) if name in there]
     again = step.reused_again
+    step.uneven |= bool(gone)
     for group in gone:
         step.rejected.add(group.group_id)
         if group in again:
@@ -131,14 +132,16 @@ def report_lost(run: RunState, term: int, step: int, payload_keys: Collection[st
     for one in stored.micro_batches if stored else ():
         for group in list(one.groups):
             is_lost = any(key in payload_keys for key in group.payload_keys)
-            if is_lost and group.state in {GroupState.FORMING, GroupState.DELIVERED}:
+            if stored and is_lost and group.state in {GroupState.FORMING, GroupState.DELIVERED}:
                 one.remove(group)
+                stored.uneven = True
                 run.move_group(group, GroupState.LOST)
                 run.end_group(group)
     if stored is not None and stored.step >= run.committed_steps:
         for group in stored.reused_again:
             if any(key in payload_keys for key in group.payload_keys):
                 reuse.give_up(run, stored, group, "lost")
+                stored.uneven = True
     run.settle()
 
 

@@ -160,7 +160,7 @@ def close(run: RunState, world_size: int, micro_batch_plan: Plan, step: Step | N
     if step is None:
         step = run.steps[run.next_step] = Step(run.next_step, form)
         reuse.draw(run, step, world_size)
-    replaces = micro_batch_plan.replaces or bool(step.rejected)
+    replaces = micro_batch_plan.replaces or step.uneven
     beside = replaces or (not step.micro_batches and step.reused is not None)
     loads = step.loads(len(step.micro_batches), world_size) if beside else None
     closed = _measured(run, form, groups, split(groups, world_size, equal=form.equal, loads=loads))

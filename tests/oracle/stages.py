@@ -212,7 +212,7 @@ def _leased(run: RunState, stage: str, groups: list[Group]) -> StageLeased:
         if group.hold
     ]
     waiting = sum(group.stage == stage and group.hold is None for group in run.queue)
-    return StageLeased(run.settle(), leases, run.policy.lease_ttl_ms, waiting, run.published)
+    return StageLeased(run.settle(), leases, run.policy.lease_ttl_ms, waiting, run.published, run.paused)
 
 
 def _score(run: RunState, group: Group, facts: GroupFacts) -> str | None:

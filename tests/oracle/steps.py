@@ -87,6 +87,8 @@ class Step:
     """Steps that had them before, by group id."""
     rejected: set[str] = field(default_factory=set)
     """Ids of its groups that were rejected."""
+    uneven: bool = False
+    """A group was rejected or lost while it was open."""
 
     @property
     def world_size(self) -> int:

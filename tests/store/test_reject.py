@@ -179,6 +179,16 @@ async def test_ranks_of_an_open_step_get_what_they_lack(run: Run) -> None:
     await run.check()
 
 
+async def test_ranks_of_an_open_step_get_what_they_lack_of_lost_groups(run: Run) -> None:
+    await run.create(batch_groups=4, micro_batch_groups=1, equal_shards=True, max_queued_groups=16)
+    await run.fill("a", "b", "c", "d", "e")
+    assert await run.shards(0, 0, world_size=2) == [["a/0"], ["b/0"]]
+    await run.lose(0, "b/0")
+    assert await run.shards(0, 1, world_size=2) == [["d/0"], ["c/0"]]
+    assert await run.shards(0, 2, world_size=2) == [[], ["e/0"]]
+    await run.check()
+
+
 async def test_others_are_as_fresh_as_the_step_asks_for(run: Run) -> None:
     await run.create(batch_groups=1, max_queued_groups=8, max_staleness=1)
     await run.publish(3)

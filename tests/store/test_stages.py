@@ -9,6 +9,7 @@ import pytest
 from buffer_service import commands
 from buffer_service.domain import ops
 from buffer_service.domain.policy import OverflowAction
+from buffer_service.domain.ports import Topic
 from buffer_wire.errors import RunPaused, StoreRolledBack
 from tests.store.driver import Run, claim
 from tests.store.test_filter import recorded
@@ -242,6 +243,24 @@ async def test_a_resume_takes_groups_back_that_have_passed(run: Run) -> None:
     batch = await run.batch(0)
     assert [added.stage for added in batch.shard[0].added] == [REF]
     await run.check()
+
+
+async def test_a_worker_of_a_stage_is_told_why_a_run_is_paused_and_when_it_goes_on_or_ends(run: Run) -> None:
+    await run.create(stages=(REF,))
+    await run.fill("a")
+    assert (await ask(run, REF, 0)).paused == ""
+    await run.store.call(commands.pause_run(run.run_id))
+    asked = await ask(run, REF)
+    assert (list(asked.leases), asked.waiting, asked.paused) == ([], 1, "operator")
+    hints = run.store.notifications
+    seen = hints.ticket(run.run_id, Topic.STAGES)
+    await run.store.call(commands.continue_run(run.run_id))
+    assert await hints.wait(run.run_id, Topic.STAGES, seen, 5) > seen
+    (lease,) = await leased(run, REF)
+    assert lease.group_id == "a/0"
+    seen = hints.ticket(run.run_id, Topic.STAGES)
+    await run.store.delete_run(run.run_id)
+    assert await hints.wait(run.run_id, Topic.STAGES, seen, 5) > seen
 
 
 async def test_a_run_that_drains_waits_for_groups_in_stages(run: Run) -> None:

@@ -61,6 +61,7 @@ class Stage:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._ttl_s = 3.0
+        self._paused = ""
 
     def __enter__(self) -> Self:
         return self
@@ -106,6 +107,14 @@ class Stage:
     def _work_on_some(self, make: Make, count: int) -> None:
         reply = self._client.lease_groups(count)
         self._ttl_s = reply.ttl_ms / 1000
+        if reply.paused != self._paused:
+            self._paused = reply.paused
+            log.info(
+                "stage %s: run %s %s",
+                self.name,
+                self._client.run_id,
+                f"is paused: {self._paused}; waits" if self._paused else "goes on",
+            )
         with self._lock:
             self._held.extend(lease.lease_id for lease in reply.leases)
         for lease in reply.leases:

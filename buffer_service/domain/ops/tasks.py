@@ -190,6 +190,8 @@ class StageLeased:
     waiting: int
     """Groups that wait in the stage after these."""
     published: WeightVersion
+    paused: str
+    """Reason why the run is paused, empty while it is not."""
 
 
 class ReturnKind(StrEnum):

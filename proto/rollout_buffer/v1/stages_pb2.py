@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rollout_buffer.v1 import common_pb2 as rollout__buffer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erollout_buffer/v1/stages.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\"\xac\x01\n\x12LeaseGroupsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x12\n\nmax_groups\x18\x06 \x01(\r\x12\x0f\n\x07wait_ms\x18\x07 \x01(\r\"2\n\x0c\x41\x64\x64\x65\x64\x43olumns\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x13\n\x0bpayload_key\x18\x02 \x01(\t\"\xb3\x01\n\nStageLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x13\n\x0bpayload_key\x18\x03 \x01(\t\x12.\n\x05\x61\x64\x64\x65\x64\x18\x04 \x03(\x0b\x32\x1f.rollout_buffer.v1.AddedColumns\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x14\n\x0chead_version\x18\x06 \x01(\x04\x12\x14\n\x0ctail_version\x18\x07 \x01(\x04\"\xc4\x01\n\x13LeaseGroupsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t\x12-\n\x06leases\x18\x03 \x03(\x0b\x32\x1d.rollout_buffer.v1.StageLease\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x33\n\tpublished\x18\x06 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion2l\n\x0cStageService\x12\\\n\x0bLeaseGroups\x12%.rollout_buffer.v1.LeaseGroupsRequest\x1a&.rollout_buffer.v1.LeaseGroupsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erollout_buffer/v1/stages.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\"\xac\x01\n\x12LeaseGroupsRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x12\n\nmax_groups\x18\x06 \x01(\r\x12\x0f\n\x07wait_ms\x18\x07 \x01(\r\"2\n\x0c\x41\x64\x64\x65\x64\x43olumns\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x13\n\x0bpayload_key\x18\x02 \x01(\t\"\xb3\x01\n\nStageLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x13\n\x0bpayload_key\x18\x03 \x01(\t\x12.\n\x05\x61\x64\x64\x65\x64\x18\x04 \x03(\x0b\x32\x1f.rollout_buffer.v1.AddedColumns\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x14\n\x0chead_version\x18\x06 \x01(\x04\x12\x14\n\x0ctail_version\x18\x07 \x01(\x04\"\xd4\x01\n\x13LeaseGroupsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t\x12-\n\x06leases\x18\x03 \x03(\x0b\x32\x1d.rollout_buffer.v1.StageLease\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x33\n\tpublished\x18\x06 \x01(\x0b\x32 .rollout_buffer.v1.WeightVersion\x12\x0e\n\x06paused\x18\x07 \x01(\t2l\n\x0cStageService\x12\\\n\x0bLeaseGroups\x12%.rollout_buffer.v1.LeaseGroupsRequest\x1a&.rollout_buffer.v1.LeaseGroupsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,7 +39,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGELEASE']._serialized_start=313
   _globals['_STAGELEASE']._serialized_end=492
   _globals['_LEASEGROUPSRESPONSE']._serialized_start=495
-  _globals['_LEASEGROUPSRESPONSE']._serialized_end=691
-  _globals['_STAGESERVICE']._serialized_start=693
-  _globals['_STAGESERVICE']._serialized_end=801
+  _globals['_LEASEGROUPSRESPONSE']._serialized_end=707
+  _globals['_STAGESERVICE']._serialized_start=709
+  _globals['_STAGESERVICE']._serialized_end=817
 # @@protoc_insertion_point(module_scope)

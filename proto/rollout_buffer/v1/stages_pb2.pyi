@@ -142,6 +142,7 @@ class LeaseGroupsResponse(google.protobuf.message.Message):
     TTL_MS_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     PUBLISHED_FIELD_NUMBER: builtins.int
+    PAUSED_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """The run's revision after this call; send the highest seen back in RunRef.seen_revision, with its proof."""
     revision_proof: builtins.str
@@ -150,6 +151,8 @@ class LeaseGroupsResponse(google.protobuf.message.Message):
     """Lifetime of a lease without a heartbeat, in ms from before the request."""
     waiting: builtins.int
     """Groups that wait in the stage after these."""
+    paused: builtins.str
+    """Reason why the run is paused, one of Run.paused: nothing is leased until it goes on. Empty while it is not."""
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StageLease]:
         """The leases, oldest groups first unless the run's order says otherwise."""
@@ -167,8 +170,9 @@ class LeaseGroupsResponse(google.protobuf.message.Message):
         ttl_ms: builtins.int = ...,
         waiting: builtins.int = ...,
         published: rollout_buffer.v1.common_pb2.WeightVersion | None = ...,
+        paused: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["published", b"published"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["leases", b"leases", "published", b"published", "revision", b"revision", "revision_proof", b"revision_proof", "ttl_ms", b"ttl_ms", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["leases", b"leases", "paused", b"paused", "published", b"published", "revision", b"revision", "revision_proof", b"revision_proof", "ttl_ms", b"ttl_ms", "waiting", b"waiting"]) -> None: ...
 
 Global___LeaseGroupsResponse: typing_extensions.TypeAlias = LeaseGroupsResponse

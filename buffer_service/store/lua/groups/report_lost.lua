@@ -30,6 +30,7 @@ for _, payload in ipairs(reported) do
   gone[payload] = true
 end
 if header then
+  header.given_back = header.given_back or is_open or nil
   lost = Batches.take_out(ctx, step, header, 'lost', function(group)
     for _, payload in ipairs(Record.payloads(group)) do
       if gone[payload] then

@@ -20,7 +20,7 @@ call('HDEL', DELETING, '')
 if request[1] == 1 and call('EXISTS', RUN) == 1 then
   Run.check_layout(call('HGET', RUN, 'layout'))
   call('RENAME', RUN, DELETING)
-  call('PUBLISH', key('notify'), 'evaluations,groups,results,space,tasks,weights')
+  call('PUBLISH', key('notify'), 'evaluations,groups,results,space,stages,tasks,weights')
 end
 if call('EXISTS', DELETING) == 0 then
   return refuse('unknown_run')

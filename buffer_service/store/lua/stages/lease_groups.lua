@@ -2,8 +2,8 @@
 --
 -- KEYS[1] rb:{R}:run
 -- ARGV[1] {seen_revision, stage, worker_id, instance_id, request_id, max_groups}
--- Replies {'leased', revision, ttl_ms, term, version, waiting, grants}; a grant is {lease_id, group id, sequence, head,
---         tail, payload key, added}; added: {stage, payload key} each
+-- Replies {'leased', revision, ttl_ms, term, version, waiting, grants, paused (the reason, or '')}; a grant is
+--         {lease_id, group id, sequence, head, tail, payload key, added}; added: {stage, payload key} each
 --       | {'error', 'unknown_run' | 'store_rolled_back', ...}
 -- Complexity O(subqueues + max_groups * log queued); for a worker's new process O(leased)
 
@@ -26,7 +26,8 @@ local function answer(grants)
   for _, subqueue in ipairs(Queue.subqueues_in(ctx, stage)) do
     waiting = waiting + subqueue.count
   end
-  return reply('leased', Run.close(ctx), policy.lease_ttl_ms, state.term, state.version, waiting, grants)
+  return reply('leased', Run.close(ctx), policy.lease_ttl_ms, state.term, state.version, waiting, grants,
+    state.paused)
 end
 
 if not Stages.is_named(ctx, stage) then

@@ -5,18 +5,18 @@
 -- none of the header's sizes.
 --
 -- hash `steps`, step → header (msgpack map): train_version, target, micro (0: whole), budget (tokens), equal (1 or
--- 0), micro-batches (closed), given_back (true once a group was rejected while it was open, else absent), missing
--- (groups that a complete step is still to get for rejected ones, absent for none; state.missing is the sum over
--- steps that are not committed), reused (groups that it uses again, absent where it has no such micro-batch), and of
--- the groups that it has now: groups, samples, tokens, bytes, environments
+-- 0), micro-batches (closed), given_back (true once a group was rejected or lost while it was open, else absent),
+-- missing (groups that a complete step is still to get for rejected ones, absent for none; state.missing is the sum
+-- over steps that are not committed), reused (groups that it uses again, absent where it has no such micro-batch), and
+-- of the groups that it has now: groups, samples, tokens, bytes, environments
 -- ({environment = {groups, samples, tokens, bytes}}). Whether they are forming, delivered or trained follows from
 -- next_step and committed_steps. hash `micro_batches`, "step/micro-batch" → msgpack map: own and total (of this
 -- micro-batch, and of the step up to it: groups, samples, further_rows (samples beyond trajectories), tokens,
 -- loss_tokens, bytes, staleness_sum, staleness_max), train_version (as of closing; absent before), replaces (true
--- where it makes up for rejected ones, else absent), and ranks: for each {tokens, chunks}. hash `rejected`, step →
--- msgpack array of the ids of its groups that were rejected. hash `chunks`, "step/micro-batch/rank/index" (from 0) →
--- msgpack array of group records in order of sequence, at most CHUNK of them: what one rank pulls is returned without
--- being unpacked, and freed in portions.
+-- where it makes up for what was given back or lost, else absent), and ranks: for each {tokens, chunks}. hash
+-- `rejected`, step → msgpack array of the ids of its groups that were rejected. hash `chunks`,
+-- "step/micro-batch/rank/index" (from 0) → msgpack array of group records in order of sequence, at most CHUNK of them:
+-- what one rank pulls is returned without being unpacked, and freed in portions.
 
 -- @include groups
 -- @include sharding

@@ -196,7 +196,7 @@ function Run.recompute_pause(ctx)
   if paused ~= state.paused then
     state.paused = paused
     ctx.changed = true
-    topics.weights, topics.tasks, topics.groups = true, true, true
+    topics.weights, topics.tasks, topics.groups, topics.stages = true, true, true, true
   end
 end
 
@@ -233,7 +233,7 @@ function Run.roll_back(ctx, seen)
       state.seen = seen
     end
     Run.write(ctx)
-    call('PUBLISH', key('notify'), 'weights,tasks,groups,space,evaluations,results')
+    call('PUBLISH', key('notify'), 'weights,tasks,groups,space,stages,evaluations,results')
   end
   return refuse('store_rolled_back', seen, state.revision)
 end
