@@ -10,7 +10,6 @@ from buffer_cli.output import count, print_fact, print_facts
 from buffer_cli.status.staleness import print_estimate
 from buffer_service.domain.ops import EngineReport, RunView
 from buffer_service.domain.policy import UNSET, RunPolicy
-from buffer_service.domain.reuse import reused_groups
 from buffer_service.observability.control import lowered, target
 from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.observability.estimate import Estimate
@@ -31,6 +30,9 @@ def print_run(console: Console, view: RunView, estimate: Estimate) -> None:
     console.print(_group_table(view))
     if view.stages:
         console.print(_stage_table(view))
+        for one in view.stages:
+            if one.passed_over:
+                print_fact(console, "unjudged" if one.name == "rewards" else "passed over", passed_over(one))
     if view.environments.keys() - {""}:
         console.print(_environment_table(view))
     console.print(_task_table(view))
@@ -119,7 +121,7 @@ def _batch(policy: RunPolicy) -> str:
 
 def _reuse(view: RunView) -> str:
     policy, reuse = view.policy, view.reuse
-    most = reused_groups(policy, policy.batch_groups)
+    most = policy.reused_groups(policy.batch_groups)
     bounds = (
         f"up to {policy.max_uses} uses, at most {most} beside a batch and {policy.reuse_max_staleness} versions old"
     )

@@ -10,9 +10,8 @@ from enum import StrEnum
 from typing import Annotated, NamedTuple, get_type_hints
 
 from buffer_service.domain.liveness import refuse_what_cannot_progress
-from buffer_service.domain.reuse import refuse_what_cannot_be_reused
 from buffer_service.rules.filters import NO_REWARD_BOUND
-from buffer_wire.errors import InvalidField
+from buffer_wire.errors import InvalidField, InvalidPolicy
 
 UNSET = -1
 """Value for "no bound" in the integer fields that may be unset."""
@@ -27,6 +26,9 @@ MAX_ENVIRONMENTS = 256
 MAX_STAGES = 8
 REWARDS = "rewards"
 """Stage that writes rewards."""
+MAX_REUSING_GROUPS = 2_048
+"""Largest number of groups of a step that may be used again, and of those that a step uses again: one call keeps, or
+draws, them all."""
 _STAGE = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
 
 
@@ -171,7 +173,7 @@ class RunPolicy:
         self._check_environments()
         self._check_stages()
         refuse_what_cannot_progress(self)
-        refuse_what_cannot_be_reused(self)
+        self._check_reuse()
 
     def _check_environments(self) -> None:
         ordered = tuple(sorted(self.environments, key=lambda rule: rule.environment))
@@ -201,6 +203,40 @@ class RunPolicy:
                 raise InvalidField(f"policy.stages[{index}]", name, "1 to 32 characters of [a-z0-9_]")
             if name in self.stages[:index]:
                 raise InvalidField(f"policy.stages[{index}]", name, "each stage once")
+
+    def _check_reuse(self) -> None:
+        """Refuse fields that need each other, and batches that have no number of groups."""
+        share, bound = self.reuse_share_milli, self.reuse_max_staleness
+        if self.max_uses == 1:
+            if share:
+                raise InvalidPolicy("reuse_share_milli", f"{share} needs max_uses above 1")
+            if bound != UNSET:
+                raise InvalidPolicy("reuse_max_staleness", f"{bound} needs max_uses above 1")
+            return
+        if bound == UNSET:
+            raise InvalidPolicy("max_uses", f"{self.max_uses} needs reuse_max_staleness, the age up to which it holds")
+        most = 1_000 * (self.max_uses - 1)
+        if not 0 < share <= most:
+            why = (
+                f"{share} is not between 1 and {most}, what max_uses {self.max_uses} can give beside 1,000 groups"
+            )
+            raise InvalidPolicy("reuse_share_milli", why)
+        if self.batch_tokens:
+            raise InvalidPolicy("max_uses", "needs batches of batch_groups groups, without batch_tokens")
+        if self.batch_groups > MAX_REUSING_GROUPS:
+            why = f"needs batches of at most {MAX_REUSING_GROUPS} groups, not {self.batch_groups}"
+            raise InvalidPolicy("max_uses", why)
+        reused = self.reused_groups(self.batch_groups)
+        if not 1 <= reused <= MAX_REUSING_GROUPS:
+            why = f"{share} is {reused} groups beside {self.batch_groups}: at least 1, at most {MAX_REUSING_GROUPS}"
+            raise InvalidPolicy("reuse_share_milli", why)
+
+    def reused_groups(self, batch_groups: int) -> int:
+        """Largest number of groups that a step of `batch_groups` uses again.
+
+        Uses are at most 1 + reuse_share_milli / 1,000 for each group that enters a step: Reverb's samples per insert.
+        """
+        return batch_groups * self.reuse_share_milli // 1_000 if self.max_uses > 1 else 0
 
     @property
     def least_staleness(self) -> int:

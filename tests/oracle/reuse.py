@@ -8,7 +8,6 @@ first, of these the least used.
 from collections.abc import Iterable, Sequence
 
 from buffer_service.domain.ops import ReuseLedger
-from buffer_service.domain.reuse import reused_groups
 from tests.oracle.records import Group, Kept
 from tests.oracle.state import RunState
 from tests.oracle.steps import MicroBatch, Step, split
@@ -50,7 +49,7 @@ def leave(run: RunState, kept: Kept) -> None:
 
 def draw(run: RunState, step: Step, world_size: int) -> None:
     """A step that closes its first micro-batch takes groups that others have trained on."""
-    form, most = step.form, reused_groups(run.policy, step.form.target)
+    form, most = step.form, run.policy.reused_groups(step.form.target)
     drawn: list[Kept] = []
     for kept in pool(run):
         if len(drawn) == most:
