@@ -217,9 +217,7 @@ class RunPolicy:
             raise InvalidPolicy("max_uses", f"{self.max_uses} needs reuse_max_staleness, the age up to which it holds")
         most = 1_000 * (self.max_uses - 1)
         if not 0 < share <= most:
-            why = (
-                f"{share} is not between 1 and {most}, what max_uses {self.max_uses} can give beside 1,000 groups"
-            )
+            why = f"{share} is not between 1 and {most}, what max_uses {self.max_uses} can give beside 1,000 groups"
             raise InvalidPolicy("reuse_share_milli", why)
         if self.batch_tokens:
             raise InvalidPolicy("max_uses", "needs batches of batch_groups groups, without batch_tokens")
