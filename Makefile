@@ -121,11 +121,11 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 	pwd -P > $@
 
 # A program alone; what it is handed comes from .venv.
-.venv-otel/.installed: constraints/otel.txt
+.venv-otel/.installed: constraints/collector.txt
 	@$(need_python)
 	@echo "demo-trace: the collector rotel into .venv-otel (about 5 s)"; \
 	test -x .venv-otel/bin/python || $(PYTHON) -m venv .venv-otel; \
-	.venv-otel/bin/python $(PIP) -r constraints/otel.txt; \
+	.venv-otel/bin/python $(PIP) -r constraints/collector.txt; \
 	touch $@
 
 # Its own versions of numpy and protobuf, and no package of ours.
