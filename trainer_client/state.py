@@ -185,6 +185,8 @@ class StageState:
     """Time from lease to columns, in ms, summed over the groups that it has added columns to."""
     asked_ms: int | None
     """Time since a worker of the stage asked for groups, in ms; None: none ever has."""
+    passed_over: int
+    """Groups that left the stage without its columns, since the policy named it no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from buffer_service.domain.policy import UNSET, RunPolicy
 from buffer_service.observability.control import lowered, target
 from buffer_service.observability.diagnosis import Situation, waits_on
 from buffer_service.observability.estimate import Estimate
-from buffer_service.observability.filters import filtered, filters, recent_acceptance, starved
+from buffer_service.observability.filters import filtered, filters, passed_over, recent_acceptance, starved
 from buffer_service.observability.ledgers import UNITS, groups_balanced, tasks_balanced
 from buffer_service.observability.relaying import relaying, written
 from buffer_service.rules.transitions import GroupState, TaskState
@@ -30,9 +30,8 @@ def print_run(console: Console, view: RunView, estimate: Estimate) -> None:
     console.print(_group_table(view))
     if view.stages:
         console.print(_stage_table(view))
-        for one in view.stages:
-            if one.passed_over:
-                print_fact(console, "unjudged" if one.name == "rewards" else "passed over", passed_over(one))
+    for sentence in passed_over(view):
+        print_fact(console, "passed over", sentence)
     if view.environments.keys() - {""}:
         console.print(_environment_table(view))
     console.print(_task_table(view))

@@ -9,7 +9,7 @@ from buffer_service.domain.ops import RunView
 from buffer_service.domain.policy import RunPolicy
 from buffer_service.observability.control import lowered, target
 from buffer_service.observability.diagnosis import Situation, waits_on
-from buffer_service.observability.filters import filtered, recent_acceptance, starved
+from buffer_service.observability.filters import filtered, passed_over, recent_acceptance, starved
 from buffer_service.observability.forecasts import FORECASTS
 from buffer_service.observability.ledgers import groups_balanced, tasks_balanced
 from buffer_service.observability.relaying import relaying
@@ -47,6 +47,7 @@ def whole(view: RunView, evaluations: Sequence[EvaluationView]) -> dict[str, Any
         "filter_starves": starved(view),
         "waits_on": waits_on(Situation.of(view)),
         "relayed": relaying(view),
+        "passed_over": passed_over(view),
         "target": target(view),
         "lowered": lowered(view),
         "estimate": asdict(FORECASTS.estimate(view)),

@@ -217,10 +217,10 @@ def _engine(
     )
 
 
-def _stage(
-    now: int, name: bytes, waiting: int, leased: int, added: int, failed: int, busy_ms: int, asked: int
-) -> ops.StageState:
-    return ops.StageState(text(name), waiting, leased, added, failed, busy_ms, now - asked if asked >= 0 else None)
+def _stage(now: int, name: bytes, waiting: int, leased: int, *noted: int) -> ops.StageState:
+    added, failed, busy_ms, asked, passed_over = noted
+    asked_ms = now - asked if asked >= 0 else None
+    return ops.StageState(text(name), waiting, leased, added, failed, busy_ms, asked_ms, passed_over)
 
 
 def _failure(task_id: bytes, attempts: int, error: bytes, time_ms: int) -> ops.TaskFailure:

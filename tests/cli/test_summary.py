@@ -103,12 +103,18 @@ def test_a_target_is_shown_with_the_last_decision_and_what_is_in_effect() -> Non
 
 
 def test_stages_are_shown_with_who_is_behind() -> None:
-    stages = [StageState("reference", 3, 1, 20, 2, 5_000, 4_200), StageState("values", 0, 0, 0, 0, 0, None)]
+    stages = [
+        StageState("reference", 3, 1, 20, 2, 5_000, 4_200),
+        StageState("values", 0, 0, 0, 0, 0, None),
+        StageState("rewards", 0, 0, 5, 0, 50, 9_000, 7),
+    ]
     view = make_view(stages=stages)
     print_run(Console(file=(shown := StringIO()), width=200, highlight=False), view, estimate(view))
     rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in shown.getvalue().splitlines()]
     assert ["reference", "3", "1", "20", "2", "250", "4 s ago"] in rows
     assert ["values", "0", "0", "0", "0", "", "never"] in rows
+    assert "7 groups left the stage rewards without its columns" in shown.getvalue()
+    assert "no filter by rewards has judged them" in shown.getvalue()
 
 
 def test_a_run_of_long_names_and_large_figures_fits_80_columns_and_loses_none() -> None:

@@ -118,6 +118,7 @@ class StageNote:
     failed: int = 0
     busy_ms: int = 0
     asked: int | None = None
+    passed_over: int = 0
 
 
 @dataclass(slots=True, eq=False)

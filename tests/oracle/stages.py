@@ -169,6 +169,7 @@ def _add(run: RunState, group: Group, hold: Hold, facts: GroupFacts, payload_key
 def leave_unnamed(run: RunState) -> None:
     """Groups of stages that the policy does not name any more go on."""
     for group in [group for group in run.queue if group.stage and group.stage not in run.policy.stages]:
+        run.stage_notes.setdefault(group.stage, StageNote()).passed_over += 1
         _advance(run, group)
 
 
@@ -181,14 +182,15 @@ def following(run: RunState, group: Group) -> str:
 def states(run: RunState, now: int) -> list[StageState]:
     """See RunView."""
     groups = [group for group in run.queue if group.stage]
-    names = [*run.policy.stages, *sorted({group.stage for group in groups} - {*run.policy.stages})]
+    others = {group.stage for group in groups} | {name for name, note in run.stage_notes.items() if note.passed_over}
+    names = [*run.policy.stages, *sorted(others - {*run.policy.stages})]
     found = []
     for name in names:
         note = run.stage_notes.get(name, StageNote())
         leased = sum(group.hold is not None for group in groups if group.stage == name)
         waiting = sum(group.stage == name for group in groups) - leased
         asked = None if note.asked is None else now - note.asked
-        found.append(StageState(name, waiting, leased, note.added, note.failed, note.busy_ms, asked))
+        found.append(StageState(name, waiting, leased, note.added, note.failed, note.busy_ms, asked, note.passed_over))
     return found
 
 

@@ -202,7 +202,8 @@ async def test_a_stage_that_is_named_no_more_lets_its_groups_go(run: Run) -> Non
     policy = replace((await run.view()).policy, stages=(VALUES,))
     await run.store.call(commands.update_policy(run.run_id, policy))
     assert await run.push_kinds(columns(run, a)) == ["closed"]
-    assert await states(run) == {VALUES: (2, 0, 0, 0)}
+    assert await states(run) == {VALUES: (2, 0, 0, 0), REF: (0, 0, 0, 0)}
+    assert {one.name: one.passed_over for one in (await run.view()).stages} == {VALUES: 0, REF: 2}
     await run.store.call(commands.update_policy(run.run_id, replace(policy, stages=())))
     assert [group.group_id for group in (await run.batch(0)).shard] == ["a/0", "b/0"]
     await run.check()

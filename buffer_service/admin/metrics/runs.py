@@ -53,6 +53,7 @@ _WORK = {
 _STAGES = {
     "added": ("added", 1, "Groups that the stage has added columns to."),
     "failed": ("failed", 1, "Leases of groups in the stage that failed, or expired."),
+    "passed_over": ("passed_over", 1, "Groups that left the stage without columns: the policy named it no more."),
     "busy_seconds": ("busy_ms", 1_000, "Time from lease to columns, summed over groups."),
 }
 

@@ -15,7 +15,7 @@ export function showVerdict(run) {
   setAttribute(byId("verdict"), "data-bound", verdict.bound);
   setText(byId("waits-on"), run.waits_on);
   const relayed = Object.entries(run.relayed).map(([what, clients]) => `Payloads of ${what} are relayed for ${clients}`);
-  listTexts(byId("sentences"), [...verdict.sentences.slice(1), ...relayed]);
+  listTexts(byId("sentences"), [...verdict.sentences.slice(1), ...relayed, ...run.passed_over]);
   tell("next", known ? "" : nextStep(run));
   show(byId("advice-card"), known);
   show(byId("advice"), advice.length > 0);

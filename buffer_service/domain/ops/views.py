@@ -76,6 +76,8 @@ class StageState:
     """Time from lease to columns, in ms, summed over those groups."""
     asked_ms: int | None
     """Time since a worker of it asked, in ms; None: none ever has."""
+    passed_over: int = 0
+    """Groups that left it without columns, since the policy named it no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1284,6 +1284,7 @@ class StageState(google.protobuf.message.Message):
     FAILED_FIELD_NUMBER: builtins.int
     BUSY_MS_FIELD_NUMBER: builtins.int
     ASKED_MS_FIELD_NUMBER: builtins.int
+    PASSED_OVER_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the stage."""
     waiting: builtins.int
@@ -1298,6 +1299,10 @@ class StageState(google.protobuf.message.Message):
     """Time from lease to columns, in ms, summed over the groups that it has added columns to."""
     asked_ms: builtins.int
     """Time since a worker of the stage asked for groups, in ms; unset: none ever has."""
+    passed_over: builtins.int
+    """Groups that left the stage without its columns so far, since the policy named it no more. With the stage `rewards`
+    no filter by rewards has judged these.
+    """
     def __init__(
         self,
         *,
@@ -1308,9 +1313,10 @@ class StageState(google.protobuf.message.Message):
         failed: builtins.int = ...,
         busy_ms: builtins.int = ...,
         asked_ms: builtins.int | None = ...,
+        passed_over: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_asked_ms", b"_asked_ms", "asked_ms", b"asked_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_asked_ms", b"_asked_ms", "added", b"added", "asked_ms", b"asked_ms", "busy_ms", b"busy_ms", "failed", b"failed", "leased", b"leased", "name", b"name", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_asked_ms", b"_asked_ms", "added", b"added", "asked_ms", b"asked_ms", "busy_ms", b"busy_ms", "failed", b"failed", "leased", b"leased", "name", b"name", "passed_over", b"passed_over", "waiting", b"waiting"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_asked_ms", b"_asked_ms"]) -> typing.Literal["asked_ms"] | None: ...
 
 Global___StageState: typing_extensions.TypeAlias = StageState

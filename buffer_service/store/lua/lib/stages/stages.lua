@@ -2,7 +2,7 @@
 -- first of them that has not added anything to it. Its place in the queue and its room there it has meanwhile (Queue).
 -- Workers lease it there, and push what they add.
 --
--- Hash `stages`: by name {added, failed, busy_ms, asked_ms (-1: never)}; see StageState on the wire.
+-- Hash `stages`: by name {added, failed, busy_ms, asked_ms (-1: never), passed_over (absent: 0)}; see StageState.
 -- state.stage_leases: leases of stages so far, absent for none, which number them. Hash `stage_held`: by member of the
 -- queue {number, stage, worker, instance, granted (ms), group id}, of those that are leased. Sorted set `stage_leases`
 -- (score: expiry): the same members. A lease is "task_id/incarnation/stage:number". Hash `stage_workers`: see
@@ -33,16 +33,16 @@ function Stages.is_named(ctx, name)
 end
 
 -- Adds to what is noted of a stage.
-function Stages.note(name, added, failed, busy_ms, asked_ms)
+function Stages.note(name, added, failed, busy_ms, asked_ms, passed_over)
   local raw = call('HGET', key('stages'), name)
   local noted = raw and unpack_msg(raw) or {0, 0, 0, -1}
   noted[1], noted[2], noted[3] = noted[1] + added, noted[2] + failed, noted[3] + busy_ms
-  noted[4] = asked_ms or noted[4]
+  noted[4], noted[5] = asked_ms or noted[4], (noted[5] or 0) + (passed_over or 0)
   call('HSET', key('stages'), name, pack(noted))
 end
 
--- States of the stages: {name, waiting, leased, added, failed, busy_ms, asked_ms (-1: never)}, those of the policy in
--- its order, then others that groups are in.
+-- States of the stages: {name, waiting, leased, added, failed, busy_ms, asked_ms (-1: never), passed_over}, those of
+-- the policy in its order, then others that groups are in or have gone on from without columns.
 function Stages.states(ctx)
   local waiting, leased, names, known = {}, {}, {}, {}
   local function know(name)
@@ -63,14 +63,19 @@ function Stages.states(ctx)
       counts[name], others[#others + 1] = (counts[name] or 0) + subqueue.count, name
     end
   end
+  local noted, flat = {}, call('HGETALL', key('stages'))
+  for index = 1, #flat, 2 do
+    local note = unpack_msg(flat[index + 1])
+    noted[flat[index]], note[5] = note, note[5] or 0
+    others[#others + 1] = note[5] > 0 and flat[index] or nil
+  end
   table.sort(others)
   for _, name in ipairs(others) do
     know(name)
   end
   local states = {}
   for index, name in ipairs(names) do
-    local raw = call('HGET', key('stages'), name)
-    states[index] = {name, waiting[name] or 0, leased[name] or 0, unpack(raw and unpack_msg(raw) or {0, 0, 0, -1})}
+    states[index] = {name, waiting[name] or 0, leased[name] or 0, unpack(noted[name] or {0, 0, 0, -1, 0})}
   end
   return states
 end
@@ -195,9 +200,11 @@ function Stages.leave_unnamed(ctx, named, limit)
     names[name] = true
   end
   for _, subqueue in ipairs(Queue.load_subqueues(ctx)) do
-    if subqueue.stage and not names[Stages.name_of(subqueue.stage)] then
+    local name = Stages.name_of(subqueue.stage)
+    if name and not names[name] then
       for _, member in ipairs(call('ZRANGE', subqueue.q, 0, limit - done - 1)) do
         Stages.advance(ctx, Stages.load_group(ctx, member), member)
+        Stages.note(name, 0, 0, 0, nil, 1)
         done = done + 1
       end
       if done == limit then
