@@ -153,7 +153,9 @@ MUTANTS: dict[str, Defect] = {
     "a task more is remembered": Defect("resumed", groups, "REMEMBERED_TASKS", 5),
     "equal shards are not equal": Defect("even", steps, "shard", of_batches.never_equal),
     "enough tokens make no batch": Defect("choosy", micro_batches, "is_ready", of_batches.tokens_never_suffice),
-    "tokens never complete a step": Defect("streamed", Step, "is_full", property(of_batches.only_groups_fill)),
+    "tokens never complete a step": Defect(
+        "streamed by tokens", Step, "is_full", property(of_batches.only_groups_fill)
+    ),
     "forming groups take no lookahead": Defect(
         "streamed by tokens", leasing, "capacity", of_tasks.forming_are_not_counted
     ),
