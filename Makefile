@@ -120,6 +120,17 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 		pytest pytest-asyncio pytest-timeout; \
 	pwd -P > $@
 
+# What AReaL asks for has CUDA and agents in it, so nothing is resolved for it.
+.venv-areal/.installed: pyproject.toml constraints.txt constraints/areal.txt
+	@$(call need_own,.venv-areal)
+	@$(need_python)
+	@echo "test-areal: AReaL's wheel into .venv-areal (about 3 minutes)"; \
+	test -x .venv-areal/bin/python || $(PYTHON) -m venv .venv-areal; \
+	.venv-areal/bin/python $(PIP) -c constraints.txt -e '.[torch,service,embedded,worker]' transformers httpx pillow \
+		pyarrow python-dateutil pytz requests tabulate wandb pytest pytest-asyncio pytest-timeout; \
+	.venv-areal/bin/python $(PIP) --no-deps -r constraints/areal.txt; \
+	pwd -P > $@
+
 # A program alone; what it is handed comes from .venv.
 .venv-otel/.installed: constraints/collector.txt
 	@$(need_python)
@@ -191,7 +202,7 @@ MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
 .PHONY: fuzz soak test test-fast test-chaos test-engine test-engine-full test-faults test-cluster test-large test-live test-model test-redis \
-	compatibility test-agents test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
+	compatibility test-agents test-areal test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-cluster, test-large, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
@@ -256,6 +267,9 @@ test-verifiers-generator: .venv-verifiers-generator/.installed ## our batch gene
 
 test-trl: .venv-trl/.installed ## TRL's GRPOTrainer and AsyncGRPOTrainer on the buffer, in an environment of its own
 	@.venv-trl/bin/python -m pytest $(addprefix tests/integrations/,test_trl.py test_trl_async.py test_trl_refusals.py) $(PYTEST_ARGS)
+
+test-areal: .venv-areal/.installed ## AReaL's PPOTrainer on the buffer, on the CPU, in an environment of its own
+	@.venv-areal/bin/python -m pytest -W ignore tests/integrations/test_areal.py $(PYTEST_ARGS)
 
 # Tests that other people's code takes part in; it may warn.
 UPSTREAM_TESTS := tests/upstreams $(wildcard tests/integrations/test_miles_*.py) tests/domain/test_preset_areal.py
@@ -490,5 +504,5 @@ clean: ## remove caches and what runs left behind
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## also remove the environments
-	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-otel .venv-proto .venv-matrix .venv-reverb .venv-trl .venv-upstreams \
+	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-otel .venv-proto .venv-matrix .venv-reverb .venv-trl .venv-upstreams .venv-areal \
 		.venv-agents .venv-verifiers .venv-verifiers-generator

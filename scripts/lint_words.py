@@ -46,6 +46,7 @@ ALLOWED = {
     ("epoch", "deploy/helm/rollout-buffer/files/store/*"): "a Sentinel's word",
     ("epoch", "examples/miles/stand_in.py"): "a pass over the data, as Miles has it",
     ("epoch", "docs/integrations/trl.md"): "an option of transformers, a pass over the data",
+    ("epoch", "tests/integrations/areal_training.py"): "an option of AReaL, a pass over the data",
     ("epoch", "trainer_client/integrations/miles/prompts.py"): "a pass over the data, as Miles has it",
 }
 """Words in files where they mean something else, and why."""

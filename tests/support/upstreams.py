@@ -73,6 +73,10 @@ UPSTREAMS = (
         tests=("tests/upstreams/test_prime_rl.py", "tests/integrations/test_prime_rl_*.py"),
     ),
     Upstream(
+        name="areal-trainer", title="AReaL", seam="`PPOTrainer` trains, is killed and recovers",
+        target="test-areal", environment=".venv-areal", wheels=("areal",),
+    ),
+    Upstream(
         name="areal", title="AReaL (preset `areal`)", seam="its staleness manager beside the preset",
         variable="AREAL_SRC", tests=("tests/domain/test_preset_areal.py",),
     ),
