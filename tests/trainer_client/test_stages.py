@@ -1,15 +1,18 @@
 """Stages against a real service: columns and rewards that others add reach the trainer."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from buffer_wire.errors import InvalidField
+from rollout_buffer.v1 import batches_pb2
 from tests.support.push import Pusher, arrays_for
 from tests.support.service import ServiceProcess
 from trainer_client import BufferClient, ClientOptions, Policy
 from trainer_client.batch import Group
+from trainer_client.client.pulling import PullSpec
 from trainer_client.collate import collate
 from trainer_client.stages import Added, Stage
 
@@ -56,6 +59,29 @@ def test_what_stages_add_comes_with_the_batch(service: ServiceProcess, client: B
     assert [(one.name, one.waiting, one.leased, one.added) for one in client.run(run_id).stages] == [
         (name, 0, 0, 2) for name in ("rewards", "reference", "values")
     ]
+
+
+def test_a_trainer_that_knows_no_stages_is_refused_by_name_and_the_batch_is_anothers(
+    service: ServiceProcess, client: BufferClient, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_run(run_id, Policy(batch_groups=1, stages=["reference"]))
+    with Pusher(service.address, run_id) as pusher:
+        pusher.push(arrays_for("a"))
+    assert serve(service, run_id, "reference", ranks_of, 1) == 1
+    to_wire = PullSpec.to_wire
+
+    def as_of_the_first_release(spec: PullSpec, *args: Any, **kwargs: Any) -> batches_pb2.PullBatchRequest:
+        request = to_wire(spec, *args, **kwargs)
+        request.ClearField("reads_stages")
+        return request
+
+    with monkeypatch.context() as older:
+        older.setattr(PullSpec, "to_wire", as_of_the_first_release)
+        with pytest.raises(InvalidField, match="stage reference has added columns to group a/0") as refused:
+            client.pull(run_id, term=1, step=0, timeout_s=10)
+    assert refused.value.attributes["field"] == "reads_stages"
+    (group,) = client.pull(run_id, term=1, step=0, timeout_s=10).groups
+    assert [one.stage for one in group.stages] == ["reference"]
 
 
 def test_large_groups_and_large_columns_go_in_parts(service: ServiceProcess, client: BufferClient, run_id: str) -> None:

@@ -87,6 +87,7 @@ class PullSpec:
             wait_ms=round(wait_s * 1000),
             direct=direct,
             reads_parts=True,
+            reads_stages=True,
             commit_through_step=fields.pop("commit_through"),
             checkpoint_through_step=fields.pop("checkpoint_through"),
             **fields,

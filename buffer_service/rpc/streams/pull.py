@@ -145,6 +145,7 @@ class PullStream:
         """Stream the shard; False when it has to be pulled again and nothing was sent: groups were `reported` lost."""
         opened = False
         pieces = batch.pieces
+        _check_stages(request, pieces)
         by_key = frozenset(piece.payload_key for piece in pieces if self._goes_by_key(request, piece))
         if by_key and not request.direct and not await self._are_whole(run_id, request, batch, by_key, reported):
             return False
@@ -248,6 +249,16 @@ class PullStream:
         await self._store.call(commands.report_lost(run_id, request.term, batch.step, [*gone, *damaged]))
         reported.update(gone, damaged)
         return True
+
+
+def _check_stages(request: pb.PullBatchRequest, pieces: Sequence[ops.ShardGroup]) -> None:
+    """Refuse columns of stages to a client that would take them for groups. Raises InvalidField."""
+    added = next((piece for piece in pieces if piece.stage), None)
+    if added is not None and not request.reads_stages:
+        limit = (
+            f"true: stage {added.stage} has added columns to group {added.group_id}, which clients of 0.1.0 do not know"
+        )
+        raise InvalidField("reads_stages", "false", limit)
 
 
 def _of_micro_batch(policy: RunPolicy, pull: ops.Pull, short: ops.Short) -> str:

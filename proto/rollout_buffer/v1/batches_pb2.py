@@ -26,39 +26,39 @@ from rollout_buffer.v1 import common_pb2 as rollout__buffer_dot_v1_dot_common__p
 from rollout_buffer.v1 import groups_pb2 as rollout__buffer_dot_v1_dot_groups__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollout_buffer/v1/batches.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\x1a\x1erollout_buffer/v1/groups.proto\"\x99\x03\n\x10PullBatchRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x1a\n\rtrain_version\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07wait_ms\x18\x07 \x01(\r\x12\x13\n\x0bmicro_batch\x18\x08 \x01(\r\x12\x19\n\x0c\x62\x61tch_groups\x18\t \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x06\x64irect\x18\n \x01(\x08\x12 \n\x13\x63ommit_through_step\x18\x0b \x01(\x04H\x02\x88\x01\x01\x12$\n\x17\x63heckpoint_through_step\x18\x0c \x01(\x04H\x03\x88\x01\x01\x12\x13\n\x0breads_parts\x18\r \x01(\x08\x42\x10\n\x0e_train_versionB\x0f\n\r_batch_groupsB\x16\n\x14_commit_through_stepB\x1a\n\x18_checkpoint_through_step\"\xb7\x03\n\tBatchInfo\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x15\n\rtrain_version\x18\x02 \x01(\x04\x12\x14\n\x0ctotal_groups\x18\x03 \x01(\x04\x12\x15\n\rtotal_samples\x18\x04 \x01(\x04\x12\x14\n\x0ctotal_tokens\x18\x05 \x01(\x04\x12\x19\n\x11total_loss_tokens\x18\x06 \x01(\x04\x12\x14\n\x0cshard_groups\x18\x07 \x01(\r\x12\x14\n\x0cshard_tokens\x18\x08 \x01(\x04\x12\x1c\n\x14staleness_mean_milli\x18\t \x01(\x04\x12\x15\n\rstaleness_max\x18\n \x01(\x04\x12\x10\n\x08replayed\x18\x0b \x01(\x08\x12\x11\n\twaited_ms\x18\x0c \x01(\x04\x12\x15\n\rqueued_groups\x18\r \x01(\x04\x12\x13\n\x0bmicro_batch\x18\x0e \x01(\r\x12\r\n\x05\x66inal\x18\x0f \x01(\x08\x12\x17\n\x0f\x63ommitted_steps\x18\x10 \x01(\x04\x12\x1a\n\x12\x63heckpointed_steps\x18\x11 \x01(\x04\x12\x1a\n\x12total_trajectories\x18\x12 \x01(\x04\x12\x15\n\rreused_groups\x18\x13 \x01(\r\"\xaf\x01\n\x0e\x44\x65liveredGroup\x12\'\n\x05group\x18\x01 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\x12\x13\n\x0bpayload_key\x18\x05 \x01(\t\x12\r\n\x05stage\x18\x06 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0chead_version\x18\x03 \x01(\x04\x12\x14\n\x0ctail_version\x18\x04 \x01(\x04\x12\x12\n\nprior_uses\x18\x07 \x01(\r\"\x9d\x01\n\x11PullBatchResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12+\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1c.rollout_buffer.v1.BatchInfo\x12\x31\n\x06groups\x18\x03 \x03(\x0b\x32!.rollout_buffer.v1.DeliveredGroup\"[\n\rCommitRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x14\n\x0cthrough_step\x18\x03 \x01(\x04\"S\n\x0e\x43ommitResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x17\n\x0f\x63ommitted_steps\x18\x02 \x01(\x04\"_\n\x11\x43heckpointRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x14\n\x0cthrough_step\x18\x03 \x01(\x04\"Z\n\x12\x43heckpointResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x1a\n\x12\x63heckpointed_steps\x18\x02 \x01(\x04\"v\n\rRejectRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tgroup_ids\x18\x04 \x03(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x98\x01\n\x0eRejectResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t\x12\x17\n\x0frejected_groups\x18\x03 \x01(\r\x12\x16\n\x0emissing_groups\x18\x04 \x01(\r\x12+\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x1c.rollout_buffer.v1.BatchInfo\"\xb8\x01\n\rResumeRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x16\n\tnext_step\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12+\n\x04mode\x18\x03 \x01(\x0e\x32\x1d.rollout_buffer.v1.ResumeMode\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x18\n\x10\x61llow_regenerate\x18\x05 \x01(\x08\x42\x0c\n\n_next_step\"\xb1\x01\n\x0eResumeResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x08 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x11\n\tnext_step\x18\x03 \x01(\x04\x12\x1d\n\x15next_unassembled_step\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x06 \x01(\x04\x12\x14\n\x0c\x66\x65\x65\x64\x65r_state\x18\x07 \x01(\x0c*s\n\nResumeMode\x12\x1b\n\x17RESUME_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12RESUME_MODE_REPLAY\x10\x01\x12\x17\n\x13RESUME_MODE_REQUEUE\x10\x02\x12\x17\n\x13RESUME_MODE_DISCARD\x10\x03\x32\xb0\x03\n\x0c\x42\x61tchService\x12X\n\tPullBatch\x12#.rollout_buffer.v1.PullBatchRequest\x1a$.rollout_buffer.v1.PullBatchResponse0\x01\x12M\n\x06\x43ommit\x12 .rollout_buffer.v1.CommitRequest\x1a!.rollout_buffer.v1.CommitResponse\x12Y\n\nCheckpoint\x12$.rollout_buffer.v1.CheckpointRequest\x1a%.rollout_buffer.v1.CheckpointResponse\x12M\n\x06Reject\x12 .rollout_buffer.v1.RejectRequest\x1a!.rollout_buffer.v1.RejectResponse\x12M\n\x06Resume\x12 .rollout_buffer.v1.ResumeRequest\x1a!.rollout_buffer.v1.ResumeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollout_buffer/v1/batches.proto\x12\x11rollout_buffer.v1\x1a\x1erollout_buffer/v1/common.proto\x1a\x1erollout_buffer/v1/groups.proto\"\xaf\x03\n\x10PullBatchRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x1a\n\rtrain_version\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07wait_ms\x18\x07 \x01(\r\x12\x13\n\x0bmicro_batch\x18\x08 \x01(\r\x12\x19\n\x0c\x62\x61tch_groups\x18\t \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x06\x64irect\x18\n \x01(\x08\x12 \n\x13\x63ommit_through_step\x18\x0b \x01(\x04H\x02\x88\x01\x01\x12$\n\x17\x63heckpoint_through_step\x18\x0c \x01(\x04H\x03\x88\x01\x01\x12\x13\n\x0breads_parts\x18\r \x01(\x08\x12\x14\n\x0creads_stages\x18\x0e \x01(\x08\x42\x10\n\x0e_train_versionB\x0f\n\r_batch_groupsB\x16\n\x14_commit_through_stepB\x1a\n\x18_checkpoint_through_step\"\xb7\x03\n\tBatchInfo\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x15\n\rtrain_version\x18\x02 \x01(\x04\x12\x14\n\x0ctotal_groups\x18\x03 \x01(\x04\x12\x15\n\rtotal_samples\x18\x04 \x01(\x04\x12\x14\n\x0ctotal_tokens\x18\x05 \x01(\x04\x12\x19\n\x11total_loss_tokens\x18\x06 \x01(\x04\x12\x14\n\x0cshard_groups\x18\x07 \x01(\r\x12\x14\n\x0cshard_tokens\x18\x08 \x01(\x04\x12\x1c\n\x14staleness_mean_milli\x18\t \x01(\x04\x12\x15\n\rstaleness_max\x18\n \x01(\x04\x12\x10\n\x08replayed\x18\x0b \x01(\x08\x12\x11\n\twaited_ms\x18\x0c \x01(\x04\x12\x15\n\rqueued_groups\x18\r \x01(\x04\x12\x13\n\x0bmicro_batch\x18\x0e \x01(\r\x12\r\n\x05\x66inal\x18\x0f \x01(\x08\x12\x17\n\x0f\x63ommitted_steps\x18\x10 \x01(\x04\x12\x1a\n\x12\x63heckpointed_steps\x18\x11 \x01(\x04\x12\x1a\n\x12total_trajectories\x18\x12 \x01(\x04\x12\x15\n\rreused_groups\x18\x13 \x01(\r\"\xaf\x01\n\x0e\x44\x65liveredGroup\x12\'\n\x05group\x18\x01 \x01(\x0b\x32\x18.rollout_buffer.v1.Group\x12\x13\n\x0bpayload_key\x18\x05 \x01(\t\x12\r\n\x05stage\x18\x06 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0chead_version\x18\x03 \x01(\x04\x12\x14\n\x0ctail_version\x18\x04 \x01(\x04\x12\x12\n\nprior_uses\x18\x07 \x01(\r\"\x9d\x01\n\x11PullBatchResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x04 \x01(\t\x12+\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1c.rollout_buffer.v1.BatchInfo\x12\x31\n\x06groups\x18\x03 \x03(\x0b\x32!.rollout_buffer.v1.DeliveredGroup\"[\n\rCommitRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x14\n\x0cthrough_step\x18\x03 \x01(\x04\"S\n\x0e\x43ommitResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x17\n\x0f\x63ommitted_steps\x18\x02 \x01(\x04\"_\n\x11\x43heckpointRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x14\n\x0cthrough_step\x18\x03 \x01(\x04\"Z\n\x12\x43heckpointResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x03 \x01(\t\x12\x1a\n\x12\x63heckpointed_steps\x18\x02 \x01(\x04\"v\n\rRejectRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tgroup_ids\x18\x04 \x03(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x98\x01\n\x0eRejectResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x02 \x01(\t\x12\x17\n\x0frejected_groups\x18\x03 \x01(\r\x12\x16\n\x0emissing_groups\x18\x04 \x01(\r\x12+\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x1c.rollout_buffer.v1.BatchInfo\"\xb8\x01\n\rResumeRequest\x12&\n\x03run\x18\x01 \x01(\x0b\x32\x19.rollout_buffer.v1.RunRef\x12\x16\n\tnext_step\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12+\n\x04mode\x18\x03 \x01(\x0e\x32\x1d.rollout_buffer.v1.ResumeMode\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x18\n\x10\x61llow_regenerate\x18\x05 \x01(\x08\x42\x0c\n\n_next_step\"\xb1\x01\n\x0eResumeResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x16\n\x0erevision_proof\x18\x08 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\r\x12\x11\n\tnext_step\x18\x03 \x01(\x04\x12\x1d\n\x15next_unassembled_step\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x06 \x01(\x04\x12\x14\n\x0c\x66\x65\x65\x64\x65r_state\x18\x07 \x01(\x0c*s\n\nResumeMode\x12\x1b\n\x17RESUME_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12RESUME_MODE_REPLAY\x10\x01\x12\x17\n\x13RESUME_MODE_REQUEUE\x10\x02\x12\x17\n\x13RESUME_MODE_DISCARD\x10\x03\x32\xb0\x03\n\x0c\x42\x61tchService\x12X\n\tPullBatch\x12#.rollout_buffer.v1.PullBatchRequest\x1a$.rollout_buffer.v1.PullBatchResponse0\x01\x12M\n\x06\x43ommit\x12 .rollout_buffer.v1.CommitRequest\x1a!.rollout_buffer.v1.CommitResponse\x12Y\n\nCheckpoint\x12$.rollout_buffer.v1.CheckpointRequest\x1a%.rollout_buffer.v1.CheckpointResponse\x12M\n\x06Reject\x12 .rollout_buffer.v1.RejectRequest\x1a!.rollout_buffer.v1.RejectResponse\x12M\n\x06Resume\x12 .rollout_buffer.v1.ResumeRequest\x1a!.rollout_buffer.v1.ResumeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollout_buffer.v1.batches_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RESUMEMODE']._serialized_start=2319
-  _globals['_RESUMEMODE']._serialized_end=2434
+  _globals['_RESUMEMODE']._serialized_start=2341
+  _globals['_RESUMEMODE']._serialized_end=2456
   _globals['_PULLBATCHREQUEST']._serialized_start=119
-  _globals['_PULLBATCHREQUEST']._serialized_end=528
-  _globals['_BATCHINFO']._serialized_start=531
-  _globals['_BATCHINFO']._serialized_end=970
-  _globals['_DELIVEREDGROUP']._serialized_start=973
-  _globals['_DELIVEREDGROUP']._serialized_end=1148
-  _globals['_PULLBATCHRESPONSE']._serialized_start=1151
-  _globals['_PULLBATCHRESPONSE']._serialized_end=1308
-  _globals['_COMMITREQUEST']._serialized_start=1310
-  _globals['_COMMITREQUEST']._serialized_end=1401
-  _globals['_COMMITRESPONSE']._serialized_start=1403
-  _globals['_COMMITRESPONSE']._serialized_end=1486
-  _globals['_CHECKPOINTREQUEST']._serialized_start=1488
-  _globals['_CHECKPOINTREQUEST']._serialized_end=1583
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=1585
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=1675
-  _globals['_REJECTREQUEST']._serialized_start=1677
-  _globals['_REJECTREQUEST']._serialized_end=1795
-  _globals['_REJECTRESPONSE']._serialized_start=1798
-  _globals['_REJECTRESPONSE']._serialized_end=1950
-  _globals['_RESUMEREQUEST']._serialized_start=1953
-  _globals['_RESUMEREQUEST']._serialized_end=2137
-  _globals['_RESUMERESPONSE']._serialized_start=2140
-  _globals['_RESUMERESPONSE']._serialized_end=2317
-  _globals['_BATCHSERVICE']._serialized_start=2437
-  _globals['_BATCHSERVICE']._serialized_end=2869
+  _globals['_PULLBATCHREQUEST']._serialized_end=550
+  _globals['_BATCHINFO']._serialized_start=553
+  _globals['_BATCHINFO']._serialized_end=992
+  _globals['_DELIVEREDGROUP']._serialized_start=995
+  _globals['_DELIVEREDGROUP']._serialized_end=1170
+  _globals['_PULLBATCHRESPONSE']._serialized_start=1173
+  _globals['_PULLBATCHRESPONSE']._serialized_end=1330
+  _globals['_COMMITREQUEST']._serialized_start=1332
+  _globals['_COMMITREQUEST']._serialized_end=1423
+  _globals['_COMMITRESPONSE']._serialized_start=1425
+  _globals['_COMMITRESPONSE']._serialized_end=1508
+  _globals['_CHECKPOINTREQUEST']._serialized_start=1510
+  _globals['_CHECKPOINTREQUEST']._serialized_end=1605
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=1607
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=1697
+  _globals['_REJECTREQUEST']._serialized_start=1699
+  _globals['_REJECTREQUEST']._serialized_end=1817
+  _globals['_REJECTRESPONSE']._serialized_start=1820
+  _globals['_REJECTRESPONSE']._serialized_end=1972
+  _globals['_RESUMEREQUEST']._serialized_start=1975
+  _globals['_RESUMEREQUEST']._serialized_end=2159
+  _globals['_RESUMERESPONSE']._serialized_start=2162
+  _globals['_RESUMERESPONSE']._serialized_end=2339
+  _globals['_BATCHSERVICE']._serialized_start=2459
+  _globals['_BATCHSERVICE']._serialized_end=2891
 # @@protoc_insertion_point(module_scope)

@@ -73,6 +73,7 @@ class PullBatchRequest(google.protobuf.message.Message):
     COMMIT_THROUGH_STEP_FIELD_NUMBER: builtins.int
     CHECKPOINT_THROUGH_STEP_FIELD_NUMBER: builtins.int
     READS_PARTS_FIELD_NUMBER: builtins.int
+    READS_STAGES_FIELD_NUMBER: builtins.int
     term: builtins.int
     """The trainer's term; an older one is refused with `stale_term`."""
     step: builtins.int
@@ -115,6 +116,10 @@ class PullBatchRequest(google.protobuf.message.Message):
     message come as keys that the service has checked, for ReadPayload. A caller that does not say so is refused a
     group larger than a message.
     """
+    reads_stages: builtins.bool
+    """The caller knows what stages add (DeliveredGroup.stage). A caller that does not say so, as clients of 0.1.0, is
+    refused a batch that has some.
+    """
     @property
     def run(self) -> rollout_buffer.v1.common_pb2.RunRef:
         """The run."""
@@ -135,9 +140,10 @@ class PullBatchRequest(google.protobuf.message.Message):
         commit_through_step: builtins.int | None = ...,
         checkpoint_through_step: builtins.int | None = ...,
         reads_parts: builtins.bool = ...,
+        reads_stages: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_checkpoint_through_step", b"_checkpoint_through_step", "_commit_through_step", b"_commit_through_step", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "checkpoint_through_step", b"checkpoint_through_step", "commit_through_step", b"commit_through_step", "run", b"run", "train_version", b"train_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_checkpoint_through_step", b"_checkpoint_through_step", "_commit_through_step", b"_commit_through_step", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "checkpoint_through_step", b"checkpoint_through_step", "commit_through_step", b"commit_through_step", "direct", b"direct", "micro_batch", b"micro_batch", "rank", b"rank", "reads_parts", b"reads_parts", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_batch_groups", b"_batch_groups", "_checkpoint_through_step", b"_checkpoint_through_step", "_commit_through_step", b"_commit_through_step", "_train_version", b"_train_version", "batch_groups", b"batch_groups", "checkpoint_through_step", b"checkpoint_through_step", "commit_through_step", b"commit_through_step", "direct", b"direct", "micro_batch", b"micro_batch", "rank", b"rank", "reads_parts", b"reads_parts", "reads_stages", b"reads_stages", "run", b"run", "step", b"step", "term", b"term", "train_version", b"train_version", "wait_ms", b"wait_ms", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_groups", b"_batch_groups"]) -> typing.Literal["batch_groups"] | None: ...
     @typing.overload
