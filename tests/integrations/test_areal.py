@@ -28,7 +28,7 @@ from tests.support.service import ServiceProcess, running_service
 from trainer_client import BufferClient, ClientOptions
 from trainer_client.integrations.areal import BufferController, BufferPPOTrainer, BufferSource
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +58,13 @@ def test_a_killed_trainer_recovers_by_areals_own_checkpoint_and_trains_on_the_sa
     service: ServiceProcess, client: BufferClient, run_id: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "tests.integrations.areal_training", service.address, run_id, str(tmp_path)]
-    with ReplayWorker(service.address, run_id, patience_s=600):
+    with ReplayWorker(service.address, run_id, patience_s=1400):
         # Step 3 was trained and published, and is in no checkpoint: these are made after every second step.
-        assert subprocess.run([*command, "3"], timeout=400, check=False).returncode == -signal.SIGKILL
+        assert subprocess.run([*command, "3"], timeout=700, check=False).returncode == -signal.SIGKILL
         first = journalled(tmp_path)
         assert [entry["global_step"] for entry in first] == [0, 1, 2]
         assert client.run(run_id).published.version == 3
-        assert subprocess.run([*command, "0"], timeout=400, check=False).returncode == 0
+        assert subprocess.run([*command, "0"], timeout=700, check=False).returncode == 0
     second = journalled(tmp_path)[len(first) :]
 
     assert [entry["global_step"] for entry in second] == [2, 3, 4, 5]
