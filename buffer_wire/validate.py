@@ -52,6 +52,8 @@ class GroupSummary:
     """Mean over the trajectories, and the policies in each, of the mean reward of the rows."""
     failed_samples: int = 0
     """Samples with a named failure, trainable or not."""
+    trajectory_rewards: Sequence[float] = ()
+    """Those means, where samples are rows, or not all are trainable; empty: the rewards themselves."""
 
 
 def is_trainable(sample: pb.Sample) -> bool:
@@ -137,6 +139,7 @@ def _check_rows(samples: Sequence[pb.Sample], *, partial_rollout: bool) -> Group
         summary.tokens += sample.tokens
     means = [sum(rewards) / len(rewards) for each in by_policy.values() for rewards in each.values()]
     summary.trajectories = len({number for each in by_policy.values() for number in each})
+    summary.trajectory_rewards = means
     summary.mean_reward = sum(means) / max(len(means), 1)
     summary.equal_rewards = summary.trajectories > 1 and all(
         len({reward for rewards in each.values() for reward in rewards}) == 1 for each in by_policy.values()

@@ -24,7 +24,7 @@ FACTS = (
     *("samples", "tokens", "loss_tokens", "size_bytes", "mean_milli", "mean_reward_milli"),
     *("min_response_tokens", "max_response_tokens", "response_lengths", "rewards"),
     *("response_tokens", "reward_milli", "turns", "truncated_samples", "first_revision"),
-    *("failed_samples", "trajectories"),
+    *("failed_samples", "trajectories", "trajectory_rewards"),
 )
 """Fields of a pushed group that are facts as they are, under their names in domain.ops.GroupFacts."""
 

@@ -265,6 +265,19 @@ def test_a_recording_tells_what_happened_to_every_group(rpc: Rpc) -> None:
     assert export(run, after=ids[-1]) == []
 
 
+def test_a_recording_has_the_rewards_of_trajectories(rpc: Rpc) -> None:
+    run = rpc.create(batch_groups=2, record_groups=True)
+    rows = make_group("rows", lengths=(4, 4, 4, 4), rewards=(0.0, 1.0, 0.25, 9.0))
+    for sample, trajectory in zip(rows.header.samples, (1, 1, 2, 2), strict=True):
+        sample.trajectory = trajectory
+    rows.header.samples[3].trainable, rows.header.samples[3].loss_tokens = False, 0
+    acks = run.push([make_group("plain", rewards=(0.0, 1.0)), rows])
+    assert [ack.outcome for ack in acks] == [groups_pb2.PUSH_OUTCOME_QUEUED] * 2, acks
+    plain, of_rows = [record.accepted for record in export(run) if record.HasField("accepted")]
+    assert (list(plain.rewards), list(plain.trajectory_rewards)) == ([0.0, 1.0], [])
+    assert (list(of_rows.rewards), list(of_rows.trajectory_rewards)) == ([0.0, 1.0, 0.25, 9.0], [0.5, 0.25])
+
+
 def test_a_run_that_records_nothing_has_nothing_to_export(rpc: Rpc) -> None:
     run = rpc.create(batch_groups=2)
     run.fill(1)

@@ -1,5 +1,7 @@
 """The filter: what it ends at acceptance, and what a run notices of it."""
 
+import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,6 +172,19 @@ async def test_accepted_and_ended_groups_are_recorded_where_the_policy_asks_for_
     ]  # fmt: skip
     assert (second[1], second[11]) == (b"b/0", b"filtered")
     assert moved == ("moved", [run.now, b"a/0", b"dropped_overflow"])
+
+
+async def test_rewards_of_trajectories_are_recorded_where_samples_are_rows(run: Run) -> None:
+    await run.create(record_groups=True)
+    await run.fill("plain")
+    layout = await run.command("HGET", index_key(run.run_id, "run"), "layout")
+    rows = run.group("rows", rewards=[0, 1, 1])
+    of_trajectories = struct.pack("<2f", 0.5, 1)
+    await run.push(replace(rows, facts=replace(rows.facts, trajectory_rewards=of_trajectories)))
+    plain, recorded_rows = [event for kind, event in await recorded(run) if kind == "accepted"]
+    assert (len(plain), recorded_rows[13:]) == (13, [of_trajectories])
+    # Services of 0.1.0 read events of 13 fields alone.
+    assert await run.command("HGET", index_key(run.run_id, "run"), "layout") == layout + b"p"
 
 
 async def test_tasks_are_recorded_with_their_metadata_and_when_they_fail(run: Run) -> None:

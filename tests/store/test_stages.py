@@ -190,7 +190,7 @@ async def test_rewards_of_a_stage_are_judged_when_they_are_written(run: Run) -> 
     assert (statistics["filtered_equal_rewards"], statistics["accepted_reward_milli"]) == (1, 3000)
     assert [one.group_id for one in await leased(run, REF)] == ["b/0"]
     rewarded, moved, other = (await recorded(run))[2:]
-    assert rewarded == ("rewarded", [run.now, b"a/0", struct.pack("<2f", 1.0, 1.0)])
+    assert rewarded == ("rewarded", [run.now, b"a/0", struct.pack("<2f", 1.0, 1.0), b""])
     assert (moved[1][1:3], other[1][1]) == ([b"a/0", b"filtered"], b"b/0")
     await run.check()
 

@@ -41,7 +41,9 @@ class ReportedTasks(Protocol):
     def report(self, task_id: str, metadata: Mapping[str, object], rewards: Sequence[float], disposition: str) -> None:
         """Take the outcome of a group, between two draws of tasks and in the feeder's thread.
 
-        `metadata`: the task's; {} for one that no feeder submitted. `rewards`: of the samples, () for "failed".
+        `metadata`: the task's; {} for one that no feeder submitted. `rewards`: one for each sample, () for "failed".
+        Where samples are rows of trajectories, or not all are trained on: one for each trajectory, as
+        GroupFacts.trajectory_rewards.
         `disposition`: "trained", "filtered", another entry of the ledger, or "failed". After "recycled" and "lost" the
         task is started anew, so a further group of it is reported. What it raises ends the feeding.
         """
@@ -158,7 +160,7 @@ class Outcomes:
             yield from self._accepted(record.accepted)
         elif kind == "rewarded":
             if (written := self._open.get(_task_of(record.rewarded.group_id))) is not None:
-                written.rewards = tuple(record.rewarded.rewards)
+                written.rewards = _rewards_of(record.rewarded)
         elif kind == "moved":
             yield from self._moved(record.moved)
         elif kind == "micro_batch":
@@ -172,7 +174,7 @@ class Outcomes:
     def _accepted(self, accepted: pb.GroupAccepted) -> Iterator[Ended]:
         task_id = _task_of(accepted.group_id)
         task = self._open.setdefault(task_id, _Open(self._read))
-        task.rewards, task.step = tuple(accepted.rewards), None
+        task.rewards, task.step = _rewards_of(accepted), None
         if accepted.state == "filtered":
             yield task_id, task.rewards, "filtered"
 
@@ -216,6 +218,10 @@ def check_metadata(tasks: Sequence[Task]) -> None:
         if size > MAX_RECORDED_METADATA_BYTES:
             limit = f"at most {MAX_RECORDED_METADATA_BYTES} bytes as JSON, where the iterable has report()"
             raise InvalidField(f"tasks[{index}].metadata", f"{size} bytes", limit)
+
+
+def _rewards_of(event: pb.GroupAccepted | pb.GroupRewarded) -> Sequence[float]:
+    return tuple(event.trajectory_rewards or event.rewards)
 
 
 def _task_of(group_id: str) -> str:

@@ -88,6 +88,8 @@ class GroupFacts:
     """True when its pusher has written it to the store, or says so."""
     trajectories: int = 0
     """Trajectories with a row that is trainable; 0: each sample is one."""
+    trajectory_rewards: bytes = b""
+    """Reward of each trajectory, those of each policy apart, little-endian float32; empty: each sample is one."""
 
 
 class PushKind(StrEnum):

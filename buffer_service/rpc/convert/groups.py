@@ -158,6 +158,7 @@ def _facts(header: pb.GroupHeader, summary: GroupSummary, size_bytes: int, *, st
         first_revision=header.first_revision,
         stored=stored,
         trajectories=summary.trajectories,
+        trajectory_rewards=_float32s(len(summary.trajectory_rewards)).pack(*summary.trajectory_rewards),
     )
 
 

@@ -28,7 +28,7 @@ _FIELDS: Mapping[str, tuple[type[Message], Sequence[str]]] = {
     "trained": (pb.StepsTrained, ("time_ms", "committed_steps")),
     "submitted": (pb.TaskSubmitted, ("time_ms", "task_id", "metadata_json")),
     "failed": (pb.TaskFailed, ("time_ms", "group_id", "error")),
-    "rewarded": (pb.GroupRewarded, ("time_ms", "group_id", "rewards")),
+    "rewarded": (pb.GroupRewarded, ("time_ms", "group_id", "rewards", "trajectory_rewards")),
 }
 """Messages by kind of event, which is also their field of Record, and their fields in the order that is kept."""
 
@@ -47,7 +47,8 @@ def event(record: ops.Record) -> Event:
 
 
 def _accepted(event_id: str, fields: list[Any]) -> Event:
-    now, group_id, sequence, environment, lengths, rewards, tokens, size, head, tail, mean_milli, state, key = fields
+    now, group_id, sequence, environment, lengths, rewards, tokens, size, head, tail, mean_milli, *rest = fields
+    state, key, *by_trajectory = rest
     accepted = pb.GroupAccepted(
         time_ms=now,
         group_id=_text(group_id),
@@ -61,6 +62,7 @@ def _accepted(event_id: str, fields: list[Any]) -> Event:
         tail_version=tail,
         mean_version_milli=mean_milli,
         state=_text(state),
+        trajectory_rewards=_rewards(by_trajectory[0] if by_trajectory else b""),
     )
     return Event(pb.Record(event_id=event_id, accepted=accepted), _text(key), size if key else 0)
 
@@ -68,7 +70,7 @@ def _accepted(event_id: str, fields: list[Any]) -> Event:
 def _plain(name: str, value: Any) -> Any:  # noqa: ANN401 - integers, bytes, and lists of them
     if isinstance(value, list):
         return [_plain(name, one) for one in value]
-    if name == "rewards":
+    if name in {"rewards", "trajectory_rewards"}:
         return _rewards(value)
     return _text(value) if isinstance(value, bytes) else value
 

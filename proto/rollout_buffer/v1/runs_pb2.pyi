@@ -2511,6 +2511,7 @@ class GroupRewarded(google.protobuf.message.Message):
     TIME_MS_FIELD_NUMBER: builtins.int
     GROUP_ID_FIELD_NUMBER: builtins.int
     REWARDS_FIELD_NUMBER: builtins.int
+    TRAJECTORY_REWARDS_FIELD_NUMBER: builtins.int
     time_ms: builtins.int
     """Time of the event, milliseconds since 1970."""
     group_id: builtins.str
@@ -2519,14 +2520,19 @@ class GroupRewarded(google.protobuf.message.Message):
     def rewards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
         """Reward of each sample."""
 
+    @property
+    def trajectory_rewards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """As in GroupAccepted."""
+
     def __init__(
         self,
         *,
         time_ms: builtins.int = ...,
         group_id: builtins.str = ...,
         rewards: collections.abc.Iterable[builtins.float] | None = ...,
+        trajectory_rewards: collections.abc.Iterable[builtins.float] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "rewards", b"rewards", "time_ms", b"time_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "rewards", b"rewards", "time_ms", b"time_ms", "trajectory_rewards", b"trajectory_rewards"]) -> None: ...
 
 Global___GroupRewarded: typing_extensions.TypeAlias = GroupRewarded
 
@@ -2549,6 +2555,7 @@ class GroupAccepted(google.protobuf.message.Message):
     MEAN_VERSION_MILLI_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
+    TRAJECTORY_REWARDS_FIELD_NUMBER: builtins.int
     time_ms: builtins.int
     """Time of the event, milliseconds since 1970."""
     group_id: builtins.str
@@ -2581,6 +2588,12 @@ class GroupAccepted(google.protobuf.message.Message):
     def group(self) -> rollout_buffer.v1.groups_pb2.Group:
         """Group as it was pushed; with include_groups, if it is still stored and a message of 64 MiB carries it."""
 
+    @property
+    def trajectory_rewards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Mean reward of each trajectory's rows that are trained on, those of each policy apart. Empty: each sample is a
+        trajectory of its own.
+        """
+
     def __init__(
         self,
         *,
@@ -2597,9 +2610,10 @@ class GroupAccepted(google.protobuf.message.Message):
         mean_version_milli: builtins.int = ...,
         state: builtins.str = ...,
         group: rollout_buffer.v1.groups_pb2.Group | None = ...,
+        trajectory_rewards: collections.abc.Iterable[builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "environment", b"environment", "group", b"group", "group_id", b"group_id", "head_version", b"head_version", "mean_version_milli", b"mean_version_milli", "response_lengths", b"response_lengths", "rewards", b"rewards", "sequence", b"sequence", "state", b"state", "tail_version", b"tail_version", "time_ms", b"time_ms", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "environment", b"environment", "group", b"group", "group_id", b"group_id", "head_version", b"head_version", "mean_version_milli", b"mean_version_milli", "response_lengths", b"response_lengths", "rewards", b"rewards", "sequence", b"sequence", "state", b"state", "tail_version", b"tail_version", "time_ms", b"time_ms", "tokens", b"tokens", "trajectory_rewards", b"trajectory_rewards"]) -> None: ...
 
 Global___GroupAccepted: typing_extensions.TypeAlias = GroupAccepted
 

@@ -157,6 +157,18 @@ def test_rewards_are_those_that_a_stage_has_written() -> None:
     assert tasks.heard == [("a", "a", [1.0, 1.0], "filtered")]
 
 
+def test_rewards_of_rows_are_those_of_their_trajectories() -> None:
+    recording, tasks = Recording(), Heard()
+    recording.new("a", "b")
+    recording.add(accepted=pb.GroupAccepted(group_id="a/0", rewards=[0, 1, 1], trajectory_rewards=[0.5, 1]))
+    recording.move("a/0", "rejected")
+    recording.accept("b/0", 0.0, 0.0, 0.0)
+    recording.add(rewarded=pb.GroupRewarded(group_id="b/0", rewards=[1, 1, 0], trajectory_rewards=[1, 0]))
+    recording.move("b/0", "filtered")
+    Outcomes(tasks, Position()).follow(recording.read)
+    assert [(each[0], each[2]) for each in tasks.heard] == [("a", [0.5, 1.0]), ("b", [1.0, 0.0])]
+
+
 def test_a_random_run_killed_at_random_moments_hears_each_group_once() -> None:
     rng = random.Random(7)
     for _ in range(30):

@@ -217,11 +217,17 @@ local function accept(group, task, attempt, filter)
     Groups.queue(ctx, made, 'new')
   end
   if Run.is_recorded(ctx) then
-    Run.record(ctx, 'accepted', {
+    local event = {
       ctx.now, made[G_ID], sequence, environment, group[P_RESPONSE_LENGTHS], group[P_REWARDS],
       group[P_TOKENS], group[P_SIZE_BYTES],
       made[G_HEAD], made[G_TAIL], made[G_MEAN], filter and 'filtered' or 'queued', group[P_PAYLOAD],
-    })
+    }
+    if group[P_TRAJECTORY_REWARDS] ~= '' then
+      -- Services of 0.1.0 cannot read a recording with this field.
+      event[#event + 1] = group[P_TRAJECTORY_REWARDS]
+      Run.refuse_first_release()
+    end
+    Run.record(ctx, 'accepted', event)
   end
   return filter and 'filtered' or 'queued'
 end

@@ -78,7 +78,8 @@ end
 
 -- Gives a run the layout that services of 0.1.0 refuse, from when it has what they would damage: payloads in parts,
 -- which they would take for lost; turns (Tasks.turn), beside which they would number groups on their own; rejected
--- groups, which they would not make up for; or what Run.mark_policy names.
+-- groups, which they would not make up for; recorded rewards of trajectories, which they cannot read; or what
+-- Run.mark_policy names.
 function Run.refuse_first_release()
   call('HSET', RUN, 'layout', '$SCHEMA_VERSIONp')
 end

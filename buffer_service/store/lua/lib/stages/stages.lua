@@ -222,7 +222,7 @@ function Stages.score(ctx, group, pushed)
   Totals.count(ctx, 'accepted_reward_milli', reward - before)
   group[G_RESPONSES] = struct.pack(Record.RESPONSES, tokens, longest, reward, turns, truncated)
     .. string.sub(responses, place)
-  Run.record(ctx, 'rewarded', {ctx.now, group[G_ID], pushed[P_REWARDS]})
+  Run.record(ctx, 'rewarded', {ctx.now, group[G_ID], pushed[P_REWARDS], pushed[P_TRAJECTORY_REWARDS]})
   return Filters.ended_by(ctx.policy, pushed, 'rewards')
 end
 
