@@ -1,7 +1,8 @@
 """Clocks of processes, set while they run by libfaketime: each has a file that says by how much it is wrong.
 
 Where the library is not there (Debian: libfaketime), nothing is wrong with any clock, and no clock can be set. The
-monotonic clock is left alone: what a host's jumps do not touch is not touched here either.
+monotonic clock is left alone: what a host's jumps do not touch is not touched here either. Servers alone have such
+clocks: a program that forks beside its threads may find libfaketime's lock held for ever.
 """
 
 import random
@@ -30,9 +31,9 @@ class Clock:
         new.write_text(f"{off_s:+d}")
         new.replace(self._file)
 
-    def jump(self, rng: random.Random, least_s: int = -7_200) -> None:
-        """Have it be wrong by another amount than before, but no further back than `least_s`."""
-        self.set(rng.choice([jump for jump in JUMPS_S if jump != self.off_s and jump >= least_s]))
+    def jump(self, rng: random.Random) -> None:
+        """Have it be wrong by another amount than before."""
+        self.set(rng.choice([jump for jump in JUMPS_S if jump != self.off_s]))
 
     def within(self) -> list[str]:
         """A command that the one of a process is the end of."""
@@ -53,17 +54,6 @@ class Clock:
         made.write_text(f'#!/bin/sh\nexec {shlex.join([*self.within(), str(binary)])} "$@"\n')
         made.chmod(0o755)
         return made
-
-
-def right(folder: Path, binary: Path) -> Path:
-    """A program that is the binary with the host's clock, whoever starts it.
-
-    A server that is ended by SIGTERM needs it: its handler reads the clock, and libfaketime may be in its own lock.
-    """
-    made = folder / f"right-{binary.name}"
-    made.write_text(f'#!/bin/sh\nexec /usr/bin/env -u LD_PRELOAD {shlex.quote(str(binary))} "$@"\n')
-    made.chmod(0o755)
-    return made
 
 
 def can_be_set() -> bool:

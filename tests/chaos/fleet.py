@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.client import CALM, ENOUGH, ROUND
-from tests.chaos.clocks import Clock
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenario import REPLICATED, Scenario
 from tests.chaos.session import second_run
@@ -89,8 +88,6 @@ class Fleet:
     renew: Callable[[], None] | None = None
     """Renewal of all certificates, where there are any."""
     services: list[ServiceProcess] = field(default_factory=list)
-    clocks: list[Clock] = field(default_factory=list)
-    """Those of the services' hosts."""
     proxies: list[Proxy] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     _lives: list[asyncio.Task[None]] = field(default_factory=list)
@@ -114,9 +111,7 @@ class Fleet:
         data_dir = Path(str(self.store.settings.get("data_dir", self.folder / "a")))
         # Who brings its own store has no replica beside it.
         for place in [data_dir, self.folder / "b"] if "store" in shared else [data_dir]:
-            self.clocks.append(Clock(self.folder, f"service-{place.name}"))
-            given = {**mine, **shared, **settings}
-            self.services.append(ServiceProcess(place, given, within=self.clocks[-1].within()))
+            self.services.append(ServiceProcess(place, {**mine, **shared, **settings}))
         for service in self.services:
             await asyncio.to_thread(service.start)
             self.proxies.append(Proxy(service.address, random.Random(self.rng.getrandbits(64))))

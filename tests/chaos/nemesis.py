@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tests.chaos.clocks import can_be_set
 from tests.chaos.fleet import Fleet
 from tests.chaos.proxy import FINE, Mood
 from tests.chaos.stores import CLOCK_JUMPS, Fault
@@ -46,7 +45,6 @@ class Nemesis:
         self._history = history
         self._rng = rng
         self._at = 0
-        self._rng_of_jumps = random.Random(rng.getrandbits(64))
         self.kills: dict[str, Fault] = {
             "an rpc process is killed": Fault(self._kill_process, kills=True),
             "a service is killed": Fault(self._kill_service, kills=True),
@@ -59,8 +57,6 @@ class Nemesis:
             "a service restarts": Fault(self._restart),
             **{name: Fault(self._mood(mood)) for name, mood in MOODS.items()},
         }
-        if can_be_set():
-            self.others["a replica's clock jumps"] = Fault(self._jump)
         if fleet.renew is not None:
             self.others["certificates are renewed"] = Fault(self._renew)
         for name, fault in fleet.store.faults.items():
@@ -151,11 +147,6 @@ class Nemesis:
             service.kill()
         for service in self._fleet.services:
             await asyncio.to_thread(service.start)
-
-    async def _jump(self, _seconds: float) -> None:
-        # A certificate that was made just now is not valid yet on a host that is behind.
-        clocks, least_s = self._fleet.clocks, 0 if self._fleet.renew else -7_200
-        clocks[self._at % len(clocks)].jump(self._rng_of_jumps, least_s)
 
     async def _renew(self, _seconds: float) -> None:
         assert self._fleet.renew is not None

@@ -18,7 +18,7 @@ from typing import Any
 from buffer_service.store.embedded.binary import find_binary
 from buffer_service.store.keys import index_key
 from buffer_wire.resp.slots import slot_of
-from tests.chaos.clocks import Clock, can_be_set, right
+from tests.chaos.clocks import Clock, can_be_set
 from tests.support.processes import children, command
 from tests.support.sentinels import Deployment, Pair, Server
 from tests.support.small_disk import SmallDisk, small_disk
@@ -111,7 +111,10 @@ def external(folder: Path, rng: random.Random) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def embedded(folder: Path, rng: random.Random) -> Iterator[Store]:
-    """The service's own child, its data on a small disk."""
+    """The service's own child, its data on a small disk. Its clock stays right.
+
+    It is ended by SIGTERM, whose handler reads the clock: libfaketime may hold its own lock then.
+    """
     with contextlib.ExitStack() as stack:
         path = folder / "disk"
         disk = stack.enter_context(small_disk(path, DISK)) if os.getuid() == 0 else None
@@ -138,7 +141,7 @@ def embedded(folder: Path, rng: random.Random) -> Iterator[Store]:
             faults["the store's disk is full, and it is killed"] = Fault(
                 lambda s: no_room(s, disk, then_killed=True), kills=True, takes_back=True
             )
-        yield Store({"data_dir": path / "data", "store_binary": right(folder, find_binary())}, faults, of_service)
+        yield Store({"data_dir": path / "data"}, faults, of_service)
 
 
 def _serving(path: Path) -> list[int]:
