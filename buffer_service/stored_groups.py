@@ -10,8 +10,7 @@ from buffer_service.domain.inspection import TaskFacts
 from buffer_service.domain.ports import RunStore
 from buffer_wire.codec import Buffer, MalformedMessage, read_varint, split_group
 from buffer_wire.errors import InvalidField, UnknownGroup, UnknownTask
-from buffer_wire.layout import aligned
-from buffer_wire.limits import MAX_HEADER_BYTES, TASK_ID
+from buffer_wire.limits import MAX_HEADER_BYTES, TASK_ID, aligned
 from buffer_wire.payloads.keys import is_of, size_of
 from rollout_buffer.v1 import groups_pb2
 

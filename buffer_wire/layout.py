@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from buffer_wire.limits import ALIGNMENT, aligned
 from buffer_wire.resp.encoding import JOIN_BYTES
 from rollout_buffer.v1 import groups_pb2 as pb
 
@@ -23,7 +24,6 @@ Array: TypeAlias = npt.NDArray[np.generic]
 Rows: TypeAlias = Array | Sequence[Array]
 """Rows of a column: an array of shape [rows, *item_shape], or several that are laid end to end."""
 
-ALIGNMENT = 8
 _PADDING = [bytes(count) for count in range(ALIGNMENT)]
 _LITTLE_ENDIAN = "<|=" if byteorder == "little" else "<|"
 
@@ -78,11 +78,6 @@ class ColumnSpec:
         if self.axis == pb.AXIS_TOKEN:
             return tokens
         return samples if self.axis == pb.AXIS_SAMPLE else sum(self.ragged_rows)
-
-
-def aligned(offset: int) -> int:
-    """The next multiple of 8."""
-    return (offset + ALIGNMENT - 1) & -ALIGNMENT
 
 
 @lru_cache(maxsize=1024)

@@ -49,6 +49,14 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Control characters, refused in names, ids, paths and addresses: these become keys, labels, headers and file names."""
 
+ALIGNMENT = 8
+"""Bytes of which each column of a payload begins at a multiple."""
+
+
+def aligned(offset: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return (offset + ALIGNMENT - 1) & -ALIGNMENT
+
 
 def is_file_name(name: str) -> bool:
     """True for a relative path that leads nowhere but below its directory."""

@@ -126,7 +126,7 @@ def test_the_program_starts_all_it_needs_and_goes_on_when_it_is_started_again(
     assert program.main(["--steps", "1", "--out", str(tmp_path)]) == 0
     assert program.main(["--steps", "2", "--out", str(tmp_path)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    steps = [line for line in lines if line and line[0].isdigit() and len(line) == 8]
+    steps = [line for line in lines if line and line[0].isdigit() and len(line) == 9]
     assert [line[0] for line in steps] == ["0", "1"]
     assert all(math.isfinite(float(value)) for line in steps for value in line)
 

@@ -157,7 +157,7 @@ ENVIRONMENTS = """async (name) => {
   const all = [...states, "filtered", "rejected", "discarded", "lost"];
   const ledger = Object.fromEntries(all.map((state, index) => [state, { groups: index }]));
   const work = { environment: name, starts: 11, failed_attempts: 12, failed_samples: 13, limited_for_ms: 1500 };
-  showEnvironments({ environments: { [name]: ledger }, environment_work: [work], evaluations: [] });
+  showEnvironments({ environments: { [name]: ledger }, environment_work: [work], evaluations: [], stages: [] });
 }"""
 
 

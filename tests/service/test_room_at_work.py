@@ -111,6 +111,7 @@ class SlowStore:
             "shard_tokens": 12,
             "replayed": False,
             "queued": 0,
+            "reused_groups": 0,
         }
         return ops.Batch(
             revision=Revision(1),
