@@ -224,7 +224,7 @@ test-engine-full: ## the same with 100 updates of each mode and kind; writes the
 test-faults: install ## histories of whole systems under random kills and failovers of the store
 	@$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
-# A seed repeats each round's scenario and its schedule of faults; without one, each run draws its own.
+# A seed repeats each bout's scenario and its schedule of faults; without one, each run draws its own.
 CHAOS_MINUTES ?= 60
 CHAOS_ARGS ?=
 test-chaos: install ## fleets of real processes under hundreds of kills and other faults, an hour; CHAOS_MINUTES=5 is the short form

@@ -45,6 +45,8 @@ ALLOWED = {
     ("epoch", "docs/collation.md"): "a pass over the data",
     ("epoch", "deploy/helm/rollout-buffer/files/store/*"): "a Sentinel's word",
     ("epoch", "examples/miles/stand_in.py"): "a pass over the data, as Miles has it",
+    ("epoch", "deploy/containers/build.sh"): "SOURCE_DATE_EPOCH, of reproducible builds",
+    ("epoch", "docs/coming_from/verl.md"): "an option of verl, a pass over the data",
     ("epoch", "docs/integrations/trl.md"): "an option of transformers, a pass over the data",
     ("epoch", "tests/integrations/areal_training.py"): "an option of AReaL, a pass over the data",
     ("epoch", "trainer_client/integrations/miles/prompts.py"): "a pass over the data, as Miles has it",

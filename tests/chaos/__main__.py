@@ -1,9 +1,9 @@
-"""Chaos: fleets of real processes under kills and other faults, round after round; their histories are checked.
+"""Chaos: fleets of real processes under kills and other faults, bout after bout; their histories are checked.
 
-usage: python -m tests.chaos [--minutes M] [--seed N] [--stores external,sentinel] [--round N] [--out FILE] [--keep DIR]
+usage: python -m tests.chaos [--minutes M] [--seed N] [--stores external,sentinel] [--bout N] [--out FILE] [--keep DIR]
 
-The seed is printed first; it fixes each round's scenario and its schedule of faults. Exits with 1 when a history breaks
-a promise; the files of such a round stay.
+The seed is printed first; it fixes each bout's scenario and its schedule of faults. Exits with 1 when a history breaks
+a promise; the files of such a bout stay.
 """
 
 import argparse
@@ -15,14 +15,14 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.chaos.bout import Bout, lived
 from tests.chaos.clocks import can_be_set
 from tests.chaos.report import counts, report, table
-from tests.chaos.round import Round, lived
 from tests.chaos.scenario import STORES, drawn
 
-ROUND_S = 50.0
+BOUT_S = 50.0
 SETUP_S = 15.0
-"""Time that a round takes beside its faults."""
+"""Time that a bout takes beside its faults."""
 
 
 def _options() -> argparse.Namespace:
@@ -30,28 +30,28 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--stores", default=",".join(STORES))
-    parser.add_argument("--round", type=int, help="this round alone")
-    parser.add_argument("--until-violation", action="store_true", help="end with the first round that finds one")
+    parser.add_argument("--bout", type=int, help="this bout alone")
+    parser.add_argument("--until-violation", action="store_true", help="end with the first bout that finds one")
     parser.add_argument("--out", type=Path, help="file for the report, as JSON")
-    parser.add_argument("--keep", type=Path, help="folder for the files of all rounds; without, of failed ones")
+    parser.add_argument("--keep", type=Path, help="folder for the files of all bouts; without, of failed ones")
     return parser.parse_args()
 
 
-def _rounds(options: argparse.Namespace, folder: Path) -> list[Round]:
+def _bouts(options: argparse.Namespace, folder: Path) -> list[Bout]:
     stores = tuple(options.stores.split(","))
     end = time.monotonic() + options.minutes * 60
-    seconds = min(ROUND_S, max(10.0, options.minutes * 60 / len(stores) - SETUP_S))
-    rounds: list[Round] = []
-    number = options.round or 0
-    while not rounds or (options.round is None and time.monotonic() + seconds + SETUP_S <= end + SETUP_S):
+    seconds = min(BOUT_S, max(10.0, options.minutes * 60 / len(stores) - SETUP_S))
+    bouts: list[Bout] = []
+    number = options.bout or 0
+    while not bouts or (options.bout is None and time.monotonic() + seconds + SETUP_S <= end + SETUP_S):
         scenario = drawn(options.seed, number, stores)
         began = time.monotonic()
-        place = folder / f"round-{number}"
+        place = folder / f"bout-{number}"
         done = lived(scenario, options.seed, seconds, place)
-        rounds.append(done)
+        bouts.append(done)
         took, found = time.monotonic() - began, counts([done])
         print(
-            f"chaos: round {number}: {scenario.store}{' over TLS' if scenario.tls else ''},"
+            f"chaos: bout {number}: {scenario.store}{' over TLS' if scenario.tls else ''},"
             f" {scenario.policy['overflow_action']}, {scenario.policy['stale_action']}: {found['kills']} kills,"
             f" {found['other_faults']} other faults, {found['groups_acknowledged']} groups acknowledged,"
             f" {found['publishes']} publishes, {took:.0f} s: {len(done.problems) or 'no'} violations",
@@ -64,7 +64,7 @@ def _rounds(options: argparse.Namespace, folder: Path) -> list[Round]:
         elif done.problems and options.until_violation:
             break
         number += 1
-    return rounds
+    return bouts
 
 
 def main() -> int:
@@ -75,8 +75,8 @@ def main() -> int:
     if not can_be_set():
         print("chaos: clocks do not jump: libfaketime is missing", flush=True)
     began = datetime.now(UTC)
-    rounds = _rounds(options, folder)
-    made = {"began": began.isoformat(timespec="seconds"), "minutes": options.minutes, **report(options.seed, rounds)}
+    bouts = _bouts(options, folder)
+    made = {"began": began.isoformat(timespec="seconds"), "minutes": options.minutes, **report(options.seed, bouts)}
     print(table(made))
     print(json.dumps(made["counts"]))
     if options.out is not None:

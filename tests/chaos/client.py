@@ -1,7 +1,7 @@
 """Clients of a chaos run, each a process of its own, to be killed and stopped at any moment.
 
-python -m tests.chaos.client trainer|worker FOLDER NAME LIFE: in FOLDER lie `round.json`, which says what to do, and
-what the clients write: their histories, and what the trainer keeps. `enough` appears there when the round is to end,
+python -m tests.chaos.client trainer|worker FOLDER NAME LIFE: in FOLDER lie `bout.json`, which says what to do, and
+what the clients write: their histories, and what the trainer keeps. `enough` appears there when the bout is to end,
 `calm` when workers are to finish what there is.
 """
 
@@ -19,14 +19,14 @@ from tests.faults.observer import observe
 from tests.faults.trainer import Plan, Trainer
 from tests.faults.workers import Worker
 
-ENOUGH, CALM, ROUND, KEPT = "enough", "calm", "round.json", "kept.json"
+ENOUGH, CALM, BOUT, KEPT = "enough", "calm", "bout.json", "kept.json"
 WORKERS_EACH = 2
 LIVES_APART = 1_000
 
 
 @dataclass(frozen=True)
 class Place:
-    """Folder of a round, as one life of a client sees it."""
+    """Folder of a bout, as one life of a client sees it."""
 
     folder: Path
     name: str
@@ -34,8 +34,8 @@ class Place:
 
     @property
     def run_id(self) -> str:
-        """Run of the round."""
-        found: str = json.loads((self.folder / ROUND).read_text())["run_id"]
+        """Run of the bout."""
+        found: str = json.loads((self.folder / BOUT).read_text())["run_id"]
         return found
 
     def rng(self) -> random.Random:
@@ -48,7 +48,7 @@ class Place:
 
     def target(self, rng: random.Random) -> Callable[[], str]:
         """Addresses of the replicas, in an order that changes."""
-        hosts: list[str] = json.loads((self.folder / ROUND).read_text())["hosts"]
+        hosts: list[str] = json.loads((self.folder / BOUT).read_text())["hosts"]
         return lambda: "ipv4:" + ",".join(rng.sample(hosts, len(hosts)))
 
     def has(self, file: str) -> bool:
@@ -72,7 +72,7 @@ class KeepingTrainer(Trainer):
 
 
 async def train(place: Place) -> None:
-    """Train to the end of the round, from where the last life was."""
+    """Train to the end of the bout, from where the last life was."""
     rng, history = place.rng(), place.history()
     plan = Plan(0, 0, lambda: place.has(ENOUGH))
     trainer = KeepingTrainer(place.run_id, history, rng, place.target(rng), plan)

@@ -1,4 +1,4 @@
-"""A fleet of a round: two replicas of the service behind proxies, a trainer and workers, each a process or several."""
+"""A fleet of a bout: two replicas of the service behind proxies, a trainer and workers, each a process or several."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.client import CALM, ENOUGH, ROUND
+from tests.chaos.client import BOUT, CALM, ENOUGH
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenario import REPLICATED, Scenario
 from tests.chaos.session import second_run
@@ -77,7 +77,7 @@ class Client:
 
 @dataclass
 class Fleet:
-    """Everything of a round but its store."""
+    """Everything of a bout but its store."""
 
     folder: Path
     run_id: str
@@ -119,7 +119,7 @@ class Fleet:
         waits = self.scenario.store in REPLICATED
         replicated = {name: self.scenario.policy[name] for name in ("wait_replicas", "wait_timeout_ms") if waits}
         told = {"run_id": self.run_id, "hosts": self.hosts(), "replicated": replicated}
-        (self.folder / ROUND).write_text(json.dumps(told))
+        (self.folder / BOUT).write_text(json.dumps(told))
 
     def start_clients(self) -> None:
         """Start trainers and workers."""
@@ -143,13 +143,13 @@ class Fleet:
         ]  # fmt: skip
 
     async def finish(self) -> None:
-        """Have the trainer end the round in order. Raises AssertionError where it does not, or a client has failed."""
+        """Have the trainer end the bout in order. Raises AssertionError where it does not, or a client has failed."""
         (self.folder / ENOUGH).touch()
         try:
             async with asyncio.timeout(END_S):
                 await asyncio.gather(*(asyncio.shield(life) for life in self._lives[: len(self.trainers())]))
         except TimeoutError:
-            raise AssertionError(f"the round does not end within {END_S} s") from None
+            raise AssertionError(f"the bout does not end within {END_S} s") from None
         (self.folder / CALM).touch()
         for client in self.clients:
             client.close()

@@ -38,7 +38,7 @@ class Strike:
 
 
 class Nemesis:
-    """Faults of one round."""
+    """Faults of one bout."""
 
     def __init__(self, fleet: Fleet, history: History, rng: random.Random) -> None:
         self._fleet = fleet

@@ -11,7 +11,7 @@ from tests.chaos.report import table as recovery_table
 
 RESULTS = Path(__file__).parents[2] / "bench/results"
 PLANTED = RESULTS / "chaos_planted.json"
-COUNTS = ("rounds", "kills", "other_faults", "groups_acknowledged", "resumes", "violations")
+COUNTS = ("bouts", "kills", "other_faults", "groups_acknowledged", "resumes", "violations")
 
 
 def planted() -> list[str]:
@@ -22,13 +22,13 @@ def planted() -> list[str]:
         (
             each["defect"],
             each["by"].partition(":")[0] if each["found"] else "not found",
-            each["rounds"],
+            each["bouts"],
             each["seconds"],
         )
         for each in made["defects"]
     ]
     return [
-        *table(("defect", "found by", "rounds", "s"), rows),
+        *table(("defect", "found by", "bouts", "s"), rows),
         "",
         f"{made['date']}: {found} of {len(rows)}; {made['note']}",
     ]

@@ -1,4 +1,4 @@
-"""Mutual TLS of a round: certificates of an authority of its own, which are renewed while they are in use."""
+"""Mutual TLS of a bout: certificates of an authority of its own, which are renewed while they are in use."""
 
 from collections.abc import Mapping
 from pathlib import Path

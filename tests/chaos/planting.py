@@ -1,4 +1,4 @@
-"""Planted defects under the chaos run: each is made in a copy of the tree, and rounds are lived until one finds it.
+"""Planted defects under the chaos run: each is made in a copy of the tree, and bouts are lived until one finds it.
 
 usage: python -m tests.chaos.planting [--minutes M] [--seed N] [--only WORDS] [--out FILE]
 
@@ -36,7 +36,7 @@ def copied(folder: Path) -> Path:
 
 
 def sought(defect: Defect, tree: Path, seed: int, minutes: float) -> dict[str, Any]:
-    """Live rounds with the defect until one finds it, or the time is over."""
+    """Live bouts with the defect until one finds it, or the time is over."""
     report = tree / "report.json"
     report.unlink(missing_ok=True)
     began = time.monotonic()
@@ -47,14 +47,14 @@ def sought(defect: Defect, tree: Path, seed: int, minutes: float) -> dict[str, A
     path = os.pathsep.join([str(tree), str(tree / "proto")])
     subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False)
     made = json.loads(report.read_text())
-    problems = [problem for each in made["rounds"] for problem in each["problems"]]
-    # A machine that is too busy ends rounds too.
+    problems = [problem for each in made["bouts"] for problem in each["problems"]]
+    # A machine that is too busy ends bouts too.
     problems = [problem for problem in problems if not problem.startswith(("ServiceFailed", "TimeoutError"))]
     return {
         "defect": defect.name,
         "found": bool(problems),
         "by": problems[0].splitlines()[0][:160] if problems else "",
-        "rounds": made["counts"]["rounds"],
+        "bouts": made["counts"]["bouts"],
         "kills": made["counts"]["kills"],
         "other_faults": made["counts"]["other_faults"],
         "seconds": round(time.monotonic() - began),

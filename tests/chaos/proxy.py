@@ -86,7 +86,7 @@ class Proxy:
             asyncio.create_task(self._carry(far_reader, writer)),
         ]
         try:
-            with contextlib.suppress(asyncio.CancelledError):  # The end of the round.
+            with contextlib.suppress(asyncio.CancelledError):  # The end of the bout.
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from tests.chaos.bout import Bout
 from tests.chaos.checker.events import Events, Op
-from tests.chaos.round import Round
 
 KINDS = {"push": "group", "publish": "step"}
 BOUND_S = 5.0
@@ -46,10 +46,10 @@ def ends_of(events: Events, kind: str) -> list[float]:
     return sorted(op.end_s for op in events.of(kind, ok=True))
 
 
-def recovery(rounds: Iterable[Round]) -> dict[str, dict[str, Any]]:
+def recovery(bouts: Iterable[Bout]) -> dict[str, dict[str, Any]]:
     """Times without progress, by fault: their number, and medians and maxima in seconds."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for each in rounds:
+    for each in bouts:
         ends = {kind: ends_of(each.events, kind) for kind in KINDS}
         marks = each.events.of("begins", "strike", "ends", ok=True)
         for op, after in pairwise(marks):
@@ -70,35 +70,35 @@ def _summed(what: str, times: dict[str, list[float]]) -> dict[str, Any]:
     return summed
 
 
-def counts(rounds: Sequence[Round]) -> dict[str, int]:
+def counts(bouts: Sequence[Bout]) -> dict[str, int]:
     """Numbers of the whole run."""
-    strikes: list[Op] = [op for each in rounds for op in each.strikes()]
+    strikes: list[Op] = [op for each in bouts for op in each.strikes()]
 
     def number(kind: str) -> int:
-        return sum(len(each.events.of(kind, ok=True)) for each in rounds)
+        return sum(len(each.events.of(kind, ok=True)) for each in bouts)
 
-    pushes = [op for each in rounds for op in each.events.of("push", ok=True)]
+    pushes = [op for each in bouts for op in each.events.of("push", ok=True)]
     return {
-        "rounds": len(rounds),
+        "bouts": len(bouts),
         "kills": sum(bool(op.given["kills"]) for op in strikes),
         "other_faults": sum(not op.given["kills"] for op in strikes),
         "groups_acknowledged": sum(op.got["outcome"] in ("queued", "duplicate", "filtered") for op in pushes),
-        "leases": sum(len(op.got["leases"]) for each in rounds for op in each.events.of("lease", ok=True)),
+        "leases": sum(len(op.got["leases"]) for each in bouts for op in each.events.of("lease", ok=True)),
         "pulls": number("pull"),
         "publishes": number("publish"),
         "resumes": number("resume"),
         "views": number("view"),
-        "violations": sum(len(each.problems) for each in rounds),
+        "violations": sum(len(each.problems) for each in bouts),
     }
 
 
-def report(seed: int, rounds: Sequence[Round]) -> dict[str, Any]:
+def report(seed: int, bouts: Sequence[Bout]) -> dict[str, Any]:
     """Everything, as JSON."""
     return {
         "seed": seed,
-        "counts": counts(rounds),
-        "recovery": recovery(rounds),
-        "rounds": [
+        "counts": counts(bouts),
+        "recovery": recovery(bouts),
+        "bouts": [
             {
                 **each.scenario.described(),
                 "seconds": each.seconds,
@@ -106,7 +106,7 @@ def report(seed: int, rounds: Sequence[Round]) -> dict[str, Any]:
                 "events": len(each.events.ops),
                 "problems": each.problems,
             }
-            for each in rounds
+            for each in bouts
         ],
     }
 

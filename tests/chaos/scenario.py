@@ -1,4 +1,4 @@
-"""Scenarios of rounds, drawn from a seed: the kind of store, the way of payloads, the policy, TLS."""
+"""Scenarios of bouts, drawn from a seed: the kind of store, the way of payloads, the policy, TLS."""
 
 import random
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ ORDERS = ("fifo", "lifo", "stalest_first", "priority", "submission")
 
 @dataclass(frozen=True)
 class Scenario:
-    """One round's world."""
+    """One bout's world."""
 
     number: int
     store: str
@@ -50,7 +50,7 @@ class Scenario:
     policy: Mapping[str, Any]
 
     def made_policy(self) -> Policy:
-        """Policy of the round's run."""
+        """Policy of the bout's run."""
         return Policy(**self.policy)
 
     def described(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Scenario:
 
 
 def drawn(seed: int, number: int, stores: tuple[str, ...] = STORES) -> Scenario:
-    """Scenario of a round. Every kind of store has its turn before one comes again."""
+    """Scenario of a bout. Every kind of store has its turn before one comes again."""
     turn = list(stores)
     random.Random(f"{seed}/stores/{number // len(stores)}").shuffle(turn)
     rng = random.Random(f"{seed}/scenario/{number}")

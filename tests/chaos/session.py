@@ -1,4 +1,4 @@
-"""A trainer of a round's second run: a session of the client, whose groups the product's own workers generate.
+"""A trainer of a bout's second run: a session of the client, whose groups the product's own workers generate.
 
 python -m tests.chaos.session FOLDER NAME LIFE: it goes on from its last checkpoint, and writes what it trains on to a
 journal, a line of JSON each. The model is as many bytes as its version says.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.client import ENOUGH, ROUND, Place
+from tests.chaos.client import BOUT, ENOUGH, Place
 from tests.faults.kinds_of_work import digest
 from trainer_client import Batch, BufferClient, ClientOptions, Group, Policy, SamplingParams, SessionOptions, Task
 from trainer_client.publish import FilesPublisher
@@ -25,7 +25,7 @@ WORD = b"weights "
 
 
 def second_run(run_id: str) -> str:
-    """Name of a round's second run."""
+    """Name of a bout's second run."""
     return f"{run_id}-session"
 
 
@@ -93,9 +93,9 @@ class Journal:
 
 
 def train(place: Place) -> None:
-    """Train until the round is to end."""
+    """Train until the bout is to end."""
     journal = Journal(place.folder / JOURNAL)
-    told = json.loads((place.folder / ROUND).read_text())
+    told = json.loads((place.folder / BOUT).read_text())
     hosts = told["hosts"]
     turned = hosts[place.life % len(hosts) :] + hosts[: place.life % len(hosts)]
     with (

@@ -1,4 +1,4 @@
-"""One round of a chaos run: a scenario is set up, struck for a while, brought to its end, and checked."""
+"""One bout of a chaos run: a scenario is set up, struck for a while, brought to its end, and checked."""
 
 import asyncio
 import os
@@ -30,8 +30,8 @@ CALM_S = 3.0
 
 
 @dataclass
-class Round:
-    """Outcome of a round."""
+class Bout:
+    """Outcome of a bout."""
 
     scenario: Scenario
     seconds: float
@@ -43,11 +43,11 @@ class Round:
         return self.events.of("strike", ok=True)
 
 
-def lived(scenario: Scenario, seed: int, seconds: float, folder: Path) -> Round:
-    """Live through a round; its files are in `folder`. Problems are reported, not raised."""
+def lived(scenario: Scenario, seed: int, seconds: float, folder: Path) -> Bout:
+    """Live through a bout; its files are in `folder`. Problems are reported, not raised."""
     folder.mkdir(parents=True)
-    found = Round(scenario, seconds)
-    rng = random.Random(f"{seed}/round/{scenario.number}")
+    found = Bout(scenario, seconds)
+    rng = random.Random(f"{seed}/bout/{scenario.number}")
     run_id = f"chaos-{seed}-{scenario.number}"
     with (folder / "nemesis.jsonl").open("w") as file:
         history = History(file=file)
@@ -59,7 +59,7 @@ def lived(scenario: Scenario, seed: int, seconds: float, folder: Path) -> Round:
                     fleet = Fleet(folder, run_id, scenario, store, rng, dict(os.environ))
                     fleet.renew = papers.renew if papers else None
                     asyncio.run(_live(fleet, history, random.Random(rng.getrandbits(64)), seconds, settings))
-        except Exception as error:  # noqa: BLE001  # Whatever goes wrong in a round is what the run reports.
+        except Exception as error:  # noqa: BLE001  # Whatever goes wrong in a bout is what the run reports.
             found.problems.append(f"{type(error).__name__}: {error}"[:2_000])
             (folder / "error").write_text("".join(traceback.format_exception(error)))
     found.events = Events.load(*folder.glob("*.jsonl"))
