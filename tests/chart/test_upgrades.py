@@ -63,6 +63,11 @@ def released() -> Path:
     """Return what the wheel of the last release holds."""
     folder = ROOT / ".cache/released"
     if not (folder / "commit").exists():
+        history = subprocess.run(
+            ["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        if history.stdout.strip() != "false":
+            pytest.skip("the history that is here does not reach the last release")
         missing(f"{folder.relative_to(ROOT)} is missing: `make chart` builds it")
     return folder
 
