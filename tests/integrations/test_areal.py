@@ -139,6 +139,14 @@ def test_what_a_run_cannot_give_is_refused_before_it_is_taken_over(
     assert controller.session is None
 
 
+def test_policy_that_adds_groups_to_a_step_is_refused(client: BufferClient, run_id: str, tmp_path: Path) -> None:
+    policy = replace(POLICY, max_uses=2, reuse_share_milli=500, reuse_max_staleness=2)
+    source = BufferSource(client=client, run_id=run_id, publisher=None, tasks=[], policy=policy)
+    made = BufferController(source, config(tmp_path).rollout, scheduler=None)
+    with pytest.raises(InvalidField, match=r"^policy.max_uses"):
+        made.prepare_batch(Loader(), group_size=GROUP_SIZE)
+
+
 def test_groups_of_another_size_than_areal_normalizes_by_are_refused(
     controller: BufferController, service: ServiceProcess, run_id: str
 ) -> None:

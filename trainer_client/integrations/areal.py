@@ -125,7 +125,7 @@ class BufferController(RolloutController):
 
     def _open(self, batch_groups: int) -> TrainerSession:
         policy = self._source.policy
-        for name, value in {"batch_groups": batch_groups, "batches_per_publish": 1}.items():
+        for name, value in {"batch_groups": batch_groups, "batches_per_publish": 1, "max_uses": 1}.items():
             if getattr(policy, name) not in (None, value):
                 limit = f"None or {value}, which follows from AReaL's config"
                 raise InvalidField(f"policy.{name}", getattr(policy, name), limit)
