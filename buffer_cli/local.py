@@ -22,7 +22,7 @@ from typing import Any
 
 import structlog
 
-from buffer_wire.errors import InvalidField, RolloutBufferError
+from buffer_wire.errors import InvalidField
 from rollout_workers.counters import describe
 from rollout_workers.engine.options import LaunchOptions, SimulatedOptions
 from rollout_workers.options import WorkerOptions
@@ -45,10 +45,8 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
-class LocalFailed(RolloutBufferError):
+class LocalFailed(RuntimeError):
     """Part of a local loop that did not start, or ended by itself; the message names it."""
-
-    reason = "local_failed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ ENOUGH_FOR_EVERY_OUTCOME = 20_000
 def agree(store: StoreSubject, operations: int) -> None:
     seen = explore(store, operations)
     assert [name for name in outcomes.OPERATIONS if not seen[f"op:{name}"]] == []
-    for more in ("again", "once more"):
+    for more in ("again", "once more", "and again", "a last time"):
         if operations >= ENOUGH_FOR_EVERY_OUTCOME and outcomes.missing(seen):
             # Histories of another RB_MODEL_SEED, or of other rules, can miss what is rare by chance.
             seen += explore(store, operations // 2, seed=more)
