@@ -57,7 +57,7 @@ def start(
         except ImportError as error:
             # The variables may be meant for others in a process that is not ours.
             level = logging.WARNING if owns_process else logging.INFO
-            logger.log(level, "no traces, though a collector is named: %s; install rollout-buffer[otel]", error)
+            logger.log(level, "no traces, though a collector is named: %s", error)
         except Exception as error:  # noqa: BLE001 - a trace must not break the work that it is of
             logger.warning("no traces, though a collector is named: %s: %s", type(error).__name__, error)
         if owns_process:

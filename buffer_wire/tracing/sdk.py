@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 
-from opentelemetry import context as current
-from opentelemetry import trace
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision
-from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+try:
+    from opentelemetry import context as current
+    from opentelemetry import trace
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision
+    from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+except ImportError as error:
+    raise ImportError(f"traces need OpenTelemetry's SDK: pip install 'rollout-buffer[otel]' ({error})") from error
 
 from buffer_wire.tracing.contexts import Context, Span
 
@@ -192,5 +195,9 @@ def exporter_of_environment(around: Callable[[], AbstractContextManager[object]]
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"]
     if protocol not in _EXPORTERS:
         raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}, not one of {', '.join(_EXPORTERS)}")
-    made: SpanExporter = import_module(_EXPORTERS[protocol]).OTLPSpanExporter()
+    try:
+        exporter = import_module(_EXPORTERS[protocol])
+    except ImportError as error:
+        raise ImportError(f"traces need OTLP's exporter: pip install 'rollout-buffer[otel]' ({error})") from error
+    made: SpanExporter = exporter.OTLPSpanExporter()
     return CountedExporter(made, endpoint, around if protocol == "grpc" else nullcontext)

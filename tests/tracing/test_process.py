@@ -71,7 +71,7 @@ def test_without_the_extra_the_work_goes_on_and_the_log_says_what_is_missing(
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "buffer_wire.tracing.sdk")
     assert process.start("x") is None
-    assert "install rollout-buffer[otel]" in "".join(told(caplog))
+    assert "pip install 'rollout-buffer[otel]'" in "".join(told(caplog))
 
 
 def test_an_unknown_protocol_is_named_and_the_work_goes_on(
