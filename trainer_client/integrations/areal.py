@@ -16,21 +16,15 @@ Followed: areal 1.0.4, single controller: `RolloutController`, `RolloutCallback`
 
 import asyncio
 import shutil
-from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buffer_wire.errors import InvalidField
 from trainer_client.batch import Batch, Group
-from trainer_client.client.blocking import BufferClient
 from trainer_client.collate import collate
-from trainer_client.policy import Policy
-from trainer_client.publish.publication import WeightPublisher
-from trainer_client.session.plan import SessionOptions
+from trainer_client.integrations.source import BufferSource
 from trainer_client.session.session import TrainerSession
-from trainer_client.tasks import Task
 
 try:
     from areal.api import InferenceEngine, RolloutWorkflow
@@ -47,21 +41,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["BufferController", "BufferPPOTrainer", "BufferSource"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferSource:
-    """Source of a trainer's batches: a run of the buffer and what feeds it."""
-
-    client: BufferClient
-    run_id: str
-    publisher: WeightPublisher | None
-    """Publisher that puts the saved weights in place for the engines; None: engines read AReaL's own directory."""
-    tasks: Iterable[Task] | None = None
-    """Tasks of the run, of `gconfig.n_samples` samples each, as a session takes them; None: another process feeds."""
-    policy: Policy = field(default_factory=Policy)
-    """Policy of the run. batch_groups is filled in: the train dataset's batch_size."""
-    options: SessionOptions = field(default_factory=SessionOptions)
 
 
 class BufferController(RolloutController):
@@ -124,20 +103,8 @@ class BufferController(RolloutController):
         raise InvalidField("rollout_batch", "called", "prepare_batch: workers generate on their own")
 
     def _open(self, batch_groups: int) -> TrainerSession:
-        policy = self._source.policy
-        for name, value in {"batch_groups": batch_groups, "batches_per_publish": 1, "max_uses": 1}.items():
-            if getattr(policy, name) not in (None, value):
-                limit = f"None or {value}, which follows from AReaL's config"
-                raise InvalidField(f"policy.{name}", getattr(policy, name), limit)
         session = self._stack.enter_context(
-            self._source.client.session(
-                self._source.run_id,
-                policy=replace(policy, batch_groups=batch_groups),
-                tasks=self._source.tasks,
-                publisher=self._source.publisher,
-                next_step=self.get_version(),
-                options=self._source.options,
-            )
+            self._source.session(batch_groups=batch_groups, next_step=self.get_version(), trainer="AReaL")
         )
         self._ahead = session.start.next_step - session.start.version
         return session
