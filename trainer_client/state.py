@@ -118,6 +118,8 @@ class Engine:
     """Samples beyond their group's size that were cut off when it was complete."""
     surplus_tokens: int = 0
     """Tokens of those samples."""
+    takes_buckets: bool = False
+    """True when it takes a broadcast's tensors in buckets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,8 @@ class StageState:
     """Time since a worker of the stage asked for groups, in ms; None: none ever has."""
     passed_over: int
     """Groups that left the stage without its columns, since the policy named it no more."""
+    added_bytes: int
+    """Bytes of the columns that it has added so far; the groups that have them count with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +252,10 @@ class RunState:
     """Groups that complete steps, which are not committed, are still to get for rejected ones."""
     environment_work: tuple[EnvironmentWork, ...] = ()
     """Work on tasks by environment, in order of name."""
+    blob_bytes: int = 0
+    """Bytes of the run's blobs, as images of prompts."""
+    max_blob_bytes: int = 0
+    """Bytes that they may have together; 0 from an older service."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,11 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
         reasons = ", ".join(f"{count} for {reason}" for reason, count in filtered(view).items())
         yield "filter", f"{passing}; filtered so far: {reasons}"
     yield from _quotas(view)
+    columns = [f"{one.added_bytes:,} of {one.name}" for one in view.stages if one.added_bytes]
+    if columns:
+        yield "bytes of columns", ", ".join(columns)
+    if view.blob_bytes:
+        yield "blobs", f"{view.blob_bytes:,} of {view.max_blob_bytes:,} bytes"
     yield "pushed directly", written(view)
     for what, clients in relaying(view).items():
         yield f"relayed {what}", clients

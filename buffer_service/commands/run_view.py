@@ -20,6 +20,7 @@ from buffer_service.rules.totals import (
     TOTALS,
 )
 from buffer_service.rules.transitions import GroupState
+from buffer_wire import limits
 
 RELAYING_MS = 3_600_000
 """Time after which a client that relays is forgotten, unless it asks for access again."""
@@ -71,7 +72,7 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
     """The reply of `view`."""
     policy, packed_state, packed_ledger, queued, forming, delivered, *fields = fields
     pending, leased, environments, engines, heard, now, failures, *fields = fields
-    totals, response_lengths, counters, *fields, decision, stages, work, reusable = fields
+    totals, response_lengths, counters, *fields, decision, stages, work, reusable, blob_bytes = fields
     *window, staleness, reloads, waited, relaying, came_from, samples = fields
     heard_ms = {engine_id: int(ms) for engine_id, ms in _pairs(heard)}
     counted = {engine_id: unpack(packed) for engine_id, packed in _pairs(counters)}
@@ -140,6 +141,8 @@ def unpack_view(run_id: str, fields: Fields) -> ops.RunView:
         environment_statistics={
             name: dict(zip(OF_ENVIRONMENT, values, strict=True)) for name, values in environment_totals.items()
         },
+        blob_bytes=blob_bytes,
+        max_blob_bytes=limits.MAX_BLOBS_BYTES,
     )
 
 
@@ -218,9 +221,9 @@ def _engine(
 
 
 def _stage(now: int, name: bytes, waiting: int, leased: int, *noted: int) -> ops.StageState:
-    added, failed, busy_ms, asked, passed_over = noted
+    added, failed, busy_ms, asked, passed_over, added_bytes = noted
     asked_ms = now - asked if asked >= 0 else None
-    return ops.StageState(text(name), waiting, leased, added, failed, busy_ms, asked_ms, passed_over)
+    return ops.StageState(text(name), waiting, leased, added, failed, busy_ms, asked_ms, passed_over, added_bytes)
 
 
 def _failure(task_id: bytes, attempts: int, error: bytes, time_ms: int) -> ops.TaskFailure:

@@ -10,7 +10,8 @@ batch, at most d + b - 1 assembled ones are not covered by a publish. At most d 
 - Hence while the batch is short, something is queued, leased, pending or still to be submitted.
 - Each lease ends as a group or as freed capacity.
 
-No policy can know the sizes of groups, nor what a filter accepts: a waiting pull names these as its reason.
+No policy can know the sizes of groups, nor what stages add to them, nor what a filter accepts: a waiting pull names
+these as its reason.
 """
 
 from typing import TYPE_CHECKING

@@ -106,13 +106,15 @@ def test_stages_are_shown_with_who_is_behind() -> None:
     stages = [
         StageState("reference", 3, 1, 20, 2, 5_000, 4_200),
         StageState("values", 0, 0, 0, 0, 0, None),
-        StageState("rewards", 0, 0, 5, 0, 50, 9_000, 7),
+        StageState("rewards", 0, 0, 5, 0, 50, 9_000, 7, 4_000_000),
     ]
-    view = make_view(stages=stages)
+    view = make_view(stages=stages, blob_bytes=5_000_000, max_blob_bytes=1 << 30)
     print_run(Console(file=(shown := StringIO()), width=200, highlight=False), view, estimate(view))
     rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in shown.getvalue().splitlines()]
     assert ["reference", "3", "1", "20", "2", "250", "4 s ago"] in rows
     assert ["values", "0", "0", "0", "0", "", "never"] in rows
+    facts = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    assert {"bytes of columns 4,000,000 of rewards", "blobs 5,000,000 of 1,073,741,824 bytes"} <= set(facts)
     assert "7 groups left the stage rewards without its columns" in shown.getvalue()
     assert "no filter by rewards has judged them" in shown.getvalue()
 
@@ -125,7 +127,7 @@ def test_a_run_of_long_names_and_large_figures_fits_80_columns_and_loses_none() 
         groups=much,
         environments={name: much, "": {}},
         engines=[replace(report, membership=2, prepared=WeightVersion(1, 123_457), running_samples=512)],
-        stages=[StageState(name, 123_456, 10_000, 2_000_000, 20_000, 50_000_000, 4_200_000)],
+        stages=[StageState(name, 123_456, 10_000, 2_000_000, 20_000, 50_000_000, 4_200_000, 0, 10**12)],
         tasks={"pending": 1_234_567_890, "completed": 123_456_789},
         run_id="r" * 64,
     )

@@ -82,6 +82,7 @@ def test_whoever_is_killed_every_group_is_trained_once_with_all_columns(tmp_path
         )
         with Pusher(service.address, RUN) as pusher:
             pusher.push(*(arrays_for(f"t{i:02d}") for i in range(GROUPS)))
+        pushed = client.run(RUN).ledger.groups.accepted.bytes
         trained: list[Group] = []
         term, steps = 1, GROUPS // BATCH
         with workers(service, 0) as started:
@@ -103,6 +104,8 @@ def test_whoever_is_killed_every_group_is_trained_once_with_all_columns(tmp_path
         run = client.run(RUN)
         assert run.ledger.balanced
         assert run.ledger.groups.trained.groups == GROUPS
+        # Groups have the bytes of what was pushed, and of what was added, each once.
+        assert run.ledger.groups.trained.bytes == pushed + sum(one.added_bytes for one in run.stages)
         assert [(one.added, one.waiting, one.leased) for one in run.stages] == [(GROUPS, 0, 0)] * len(STAGES)
         assert sorted(group.task_id for group in trained) == [f"t{i:02d}" for i in range(GROUPS)]
         for group in trained:

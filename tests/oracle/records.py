@@ -119,6 +119,7 @@ class StageNote:
     busy_ms: int = 0
     asked: int | None = None
     passed_over: int = 0
+    added_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -155,6 +155,7 @@ def _add(run: RunState, group: Group, hold: Hold, facts: GroupFacts, payload_key
     group.task.added[stage] = hold.number, payload_key
     note = run.stage_notes.setdefault(stage, StageNote())
     note.added, note.busy_ms = note.added + 1, note.busy_ms + run.now - hold.granted
+    note.added_bytes += facts.size_bytes
     run.changed = True
     if stage == REWARDS and (why := _score(run, group, facts)):
         group.task.filtered = True
@@ -163,7 +164,15 @@ def _add(run: RunState, group: Group, hold: Hold, facts: GroupFacts, payload_key
         return PushKind.FILTERED
     group.added.append((stage, payload_key))
     _advance(run, group)
+    _grow(run, group, facts)
     return PushKind.ADDED
+
+
+def _grow(run: RunState, group: Group, facts: GroupFacts) -> None:
+    """The group has the bytes of its columns too, whatever the caps say."""
+    run.grow(group, facts.size_bytes)
+    if facts.stored:
+        run.count("written_bytes", facts.size_bytes)
 
 
 def leave_unnamed(run: RunState) -> None:
@@ -190,7 +199,11 @@ def states(run: RunState, now: int) -> list[StageState]:
         leased = sum(group.hold is not None for group in groups if group.stage == name)
         waiting = sum(group.stage == name for group in groups) - leased
         asked = None if note.asked is None else now - note.asked
-        found.append(StageState(name, waiting, leased, note.added, note.failed, note.busy_ms, asked, note.passed_over))
+        found.append(
+            StageState(
+                name, waiting, leased, note.added, note.failed, note.busy_ms, asked, note.passed_over, note.added_bytes
+            )
+        )
     return found
 
 

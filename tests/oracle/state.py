@@ -5,7 +5,7 @@ whatever changes the run sets `changed`, and `settle` then raises the revision, 
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from buffer_service.domain.ops import (
@@ -24,7 +24,7 @@ from buffer_service.domain.steering.knobs import in_effect
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.rules.pauses import Pause
 from buffer_service.rules.statistics import STATISTICS
-from buffer_service.rules.transitions import GroupState, TaskState
+from buffer_service.rules.transitions import NEW, GroupState, TaskState
 from buffer_wire.errors import FailureBudgetExceeded, RunPaused, StaleTerm
 from buffer_wire.revision import NO_REVISION, Revision
 from tests.oracle.engines import Engines
@@ -347,6 +347,14 @@ class RunState:
         """A group is accepted, or comes back from a batch."""
         self.move_group(group, GroupState.QUEUED)
         self.queue.add(group)
+
+    def grow(self, group: Group, size_bytes: int) -> None:
+        """A queued group has more bytes than it was accepted with."""
+        self.queue.remove(group)
+        group.facts = replace(group.facts, size_bytes=group.facts.size_bytes + size_bytes)
+        self.queue.add(group)
+        for ledger in (self.group_ledger, self.environment_ledgers[group.environment]):
+            ledger.move(group.group_id, Amount(bytes=size_bytes), NEW, GroupState.QUEUED)
 
     def dequeue(self, group: Group, target: GroupState) -> None:
         """A group leaves the queue."""

@@ -2,6 +2,7 @@
 
 from buffer_service.domain.ops import AWAITED_MS, Amount, RunView
 from buffer_service.rules.transitions import TaskState
+from buffer_wire.limits import MAX_BLOBS_BYTES
 from tests.oracle import reuse, stages
 from tests.oracle.rules.ledger import add
 from tests.oracle.state import LIVE, RunState
@@ -46,6 +47,8 @@ def view(run: RunState, now: int) -> RunView:
         stages=stages.states(run, now),
         environment_work=run.starts.view(run.policy, now),
         environment_statistics={name: dict(sums) for name, sums in run.totals.environments.items()},
+        # No decision depends on blobs.
+        max_blob_bytes=MAX_BLOBS_BYTES,
     )
 
 

@@ -30,6 +30,8 @@ def test_a_blob_is_kept_once_and_read_by_its_hash(rpc: Rpc) -> None:
     assert write(rpc, run, DATA).blob_bytes == len(DATA)
     assert write(rpc, run, b"another").blob_bytes == len(DATA) + 7
     assert read(rpc, run, DIGEST) == DATA
+    shown = rpc.runs.GetRun(runs_pb2.GetRunRequest(run=run.ref), timeout=TIMEOUT_S).run
+    assert (shown.blob_bytes, shown.max_blob_bytes) == (len(DATA) + 7, limits.MAX_BLOBS_BYTES)
 
 
 def test_a_blob_that_is_not_what_its_hash_says_or_too_large_is_refused(rpc: Rpc) -> None:

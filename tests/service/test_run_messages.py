@@ -55,10 +55,12 @@ VIEW = make_view(
     awaited_task="a",
     environment_work=[ops.EnvironmentWork("code", 9, 2, 1, 3, 400)],
     stages=[
-        ops.StageState("rewards", 3, 2, 9, 1, 4_000, 250, 6),
+        ops.StageState("rewards", 3, 2, 9, 1, 4_000, 250, 6, 720),
         ops.StageState("reference", 0, 0, 0, 0, 0, None),
     ],
     reuse=ops.ReuseLedger(reusable_groups=4, drawn=9, delivered=2, trained=5, given_back=1, lost=1),
+    blob_bytes=9_000,
+    max_blob_bytes=1 << 30,
     relaying=[ops.RelayingClient("w", writes=True, why="connection refused", silent_ms=7)],
 )
 

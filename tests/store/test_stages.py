@@ -14,6 +14,7 @@ from buffer_wire.errors import RunPaused, StoreRolledBack
 from tests.store.driver import Run, claim
 from tests.store.test_filter import recorded
 
+MIB = 1 << 20
 REF, VALUES, REWARDS = "reference", "values", "rewards"
 
 
@@ -47,6 +48,11 @@ async def add(run: Run, stage: str, *names: str, **kwargs: Any) -> list[str]:
 
 async def states(run: Run) -> dict[str, tuple[int, int, int, int]]:
     return {one.name: (one.waiting, one.leased, one.added, one.failed) for one in (await run.view()).stages}
+
+
+async def sizes(run: Run) -> dict[str, int]:
+    """Bytes of groups by state, without those that have none."""
+    return {state: amount.bytes for state, amount in (await run.view()).groups.items() if amount.bytes}
 
 
 async def test_batches_take_groups_that_have_passed_all_stages_in_order(run: Run) -> None:
@@ -220,6 +226,48 @@ async def test_added_columns_go_with_their_group(run: Run) -> None:
     assert len(await run.payload_keys()) == 4
     await run.store.delete_run(run.run_id)
     assert await run.payload_keys() == set()
+
+
+async def test_columns_count_with_the_bytes_of_their_group_and_no_cap_refuses_them(run: Run) -> None:
+    await run.create(
+        stages=(REF,),
+        batch_groups=1,
+        max_queued_groups=4,
+        max_queued_bytes=MIB,
+        quota_bytes=2 * MIB,
+        overflow_action=OverflowAction.REJECT,
+    )
+    await run.fill("a", "b")
+    a, b = await leased(run, REF)
+    written = await run.write(columns(run, b, bytes(MIB - 20)))
+    assert await run.push_kinds(columns(run, a, bytes(MIB)), written) == ["added", "added"]
+    # `b` was written by its pusher, and both groups have bodies of six bytes.
+    held = {"accepted": 2 * MIB - 8, "queued": 2 * MIB - 8}
+    assert await sizes(run) == held
+    view = await run.view()
+    assert (view.stages[0].added_bytes, view.statistics["written_bytes"]) == (2 * MIB - 20, MIB - 20)
+    assert await run.push_kinds(run.group("c")) == ["rejected_full"]
+    await run.batch(0)
+    assert await sizes(run) == {**held, "queued": MIB - 14, "delivered": MIB + 6}
+    assert await run.push_kinds(run.group("c")) == ["queued"], "a queue below its cap has room again"
+    await run.batch(1)
+    assert await run.push_kinds(run.group("d", bytes(20))) == ["rejected_full"], "the quota counts what is delivered"
+    await run.publish(1, 1)
+    assert await run.push_kinds(run.group("d", bytes(20))) == ["queued"]
+    assert await sizes(run) == {"accepted": 2 * MIB + 16, "queued": 24, "trained": 2 * MIB - 8}
+    await run.check()
+
+
+async def test_columns_leave_with_the_step_that_is_retained_for_its_bytes(run: Run) -> None:
+    await run.create(stages=(REF,), batch_groups=1, max_queued_groups=4, max_retained_bytes=1000)
+    await run.fill("a", "b")
+    a, b = await leased(run, REF)
+    assert await run.push_kinds(columns(run, a, bytes(600)), columns(run, b, bytes(600))) == ["added"] * 2
+    for step in (0, 1):
+        await run.batch(step)
+        await run.publish(step + 1, step)
+    assert (await run.view()).checkpointed_steps == 1
+    await run.check()
 
 
 async def test_a_group_whose_columns_are_lost_is_generated_anew(run: Run) -> None:

@@ -54,6 +54,7 @@ _STAGES = {
     "added": ("added", 1, "Groups that the stage has added columns to."),
     "failed": ("failed", 1, "Leases of groups in the stage that failed, or expired."),
     "passed_over": ("passed_over", 1, "Groups that left the stage without columns: the policy named it no more."),
+    "added_bytes": ("added_bytes", 1, "Bytes of the columns that the stage has added."),
     "busy_seconds": ("busy_ms", 1_000, "Time from lease to columns, summed over groups."),
 }
 
@@ -201,9 +202,13 @@ class RunCollector(Collector):
                     cap.add_metric([view.run_id], getattr(view.policy, limit))
             yield from (depth, cap, held, quota)
         batch = self._gauge("batch_groups", "Groups of a batch.")
+        blobs = self._gauge("blob_bytes", "Bytes of the run's blobs, as images of prompts.")
+        most = self._gauge("blob_limit_bytes", "Bytes that the blobs of a run may have together.")
         for view in self._views:
             batch.add_metric([view.run_id], view.policy.batch_groups)
-        yield batch
+            blobs.add_metric([view.run_id], view.blob_bytes)
+            most.add_metric([view.run_id], view.max_blob_bytes)
+        yield from (batch, blobs, most)
 
     def _filters(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         groups = CounterMetricFamily(

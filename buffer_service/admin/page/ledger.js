@@ -40,6 +40,7 @@ export function showLedger(run, rate) {
     ["feeder's cursor", count(run.cursor)],
     ...["granted", "returned", "expired", "cancelled"].map((end) => [`leases ${end}`, count(statistics[`leases_${end}`])]),
     ["pushed directly", `${count(statistics.written_groups)} of ${count(groups.accepted.groups)} groups${whereTo(run)}`],
+    ...(run.blob_bytes > 0 ? [["blobs", `${bytes(run.blob_bytes)} of ${bytes(run.max_blob_bytes)}`]] : []),
   ]);
   listFacts(byId("steps"), [
     ["weights", `version ${run.published.version} of term ${run.term}`],

@@ -78,6 +78,8 @@ class StageState:
     """Time since a worker of it asked, in ms; None: none ever has."""
     passed_over: int = 0
     """Groups that left it without columns, since the policy named it no more."""
+    added_bytes: int = 0
+    """Bytes of the columns that it has added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,10 @@ class RunView:
 
     These are `assembled_groups`, the totals of STALENESS, `accepted_response_tokens` and `assembled_response_tokens`.
     """
+    blob_bytes: int = 0
+    """Bytes of the run's blobs."""
+    max_blob_bytes: int = 0
+    """Bytes that they may have together; 0: an older service does not say."""
 
     @property
     def in_effect(self) -> RunPolicy:

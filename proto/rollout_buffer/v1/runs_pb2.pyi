@@ -1060,6 +1060,8 @@ class Run(google.protobuf.message.Message):
     STAGES_FIELD_NUMBER: builtins.int
     ENVIRONMENT_WORK_FIELD_NUMBER: builtins.int
     REUSE_FIELD_NUMBER: builtins.int
+    BLOB_BYTES_FIELD_NUMBER: builtins.int
+    MAX_BLOB_BYTES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Id of the run, 1 to 64 characters of [A-Za-z0-9._-], beginning with a letter or digit."""
     created_ms: builtins.int
@@ -1094,6 +1096,10 @@ class Run(google.protobuf.message.Message):
     """The task among them that began first, where the pull waits by the order of submission; else empty."""
     missing_groups: builtins.int
     """Groups that complete steps, which are not committed, are still to get for rejected ones."""
+    blob_bytes: builtins.int
+    """Bytes of the run's blobs, as images of prompts. No cap of the queue and no quota counts them."""
+    max_blob_bytes: builtins.int
+    """Bytes that its blobs may have together. Unset by an older service."""
     @property
     def policy(self) -> Global___RunPolicy:
         """The policy; in replies the effective one."""
@@ -1186,9 +1192,11 @@ class Run(google.protobuf.message.Message):
         stages: collections.abc.Iterable[Global___StageState] | None = ...,
         environment_work: collections.abc.Iterable[Global___EnvironmentWork] | None = ...,
         reuse: Global___ReuseLedger | None = ...,
+        blob_bytes: builtins.int = ...,
+        max_blob_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "control", b"control", "estimate", b"estimate", "groups", b"groups", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "reuse", b"reuse", "statistics", b"statistics", "tasks", b"tasks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "awaited", b"awaited", "awaited_task", b"awaited_task", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environment_work", b"environment_work", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "missing_groups", b"missing_groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "reuse", b"reuse", "run_id", b"run_id", "stages", b"stages", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_published_steps", b"_published_steps", "awaited", b"awaited", "awaited_task", b"awaited_task", "blob_bytes", b"blob_bytes", "checkpointed_steps", b"checkpointed_steps", "committed_steps", b"committed_steps", "control", b"control", "created_ms", b"created_ms", "cursor", b"cursor", "draining", b"draining", "engines", b"engines", "environment_work", b"environment_work", "environments", b"environments", "estimate", b"estimate", "failures", b"failures", "groups", b"groups", "max_blob_bytes", b"max_blob_bytes", "missing_groups", b"missing_groups", "next_step", b"next_step", "paused", b"paused", "payload_shards", b"payload_shards", "policy", b"policy", "published", b"published", "published_steps", b"published_steps", "relaying", b"relaying", "reuse", b"reuse", "run_id", b"run_id", "stages", b"stages", "statistics", b"statistics", "tasks", b"tasks", "term", b"term", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_published_steps", b"_published_steps"]) -> typing.Literal["published_steps"] | None: ...
 
 Global___Run: typing_extensions.TypeAlias = Run
@@ -1285,6 +1293,7 @@ class StageState(google.protobuf.message.Message):
     BUSY_MS_FIELD_NUMBER: builtins.int
     ASKED_MS_FIELD_NUMBER: builtins.int
     PASSED_OVER_FIELD_NUMBER: builtins.int
+    ADDED_BYTES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the stage."""
     waiting: builtins.int
@@ -1303,6 +1312,8 @@ class StageState(google.protobuf.message.Message):
     """Groups that left the stage without its columns so far, since the policy named it no more. With the stage `rewards`
     no filter by rewards has judged these.
     """
+    added_bytes: builtins.int
+    """Bytes of the columns that it has added so far, headers included. The groups that have them count with them."""
     def __init__(
         self,
         *,
@@ -1314,9 +1325,10 @@ class StageState(google.protobuf.message.Message):
         busy_ms: builtins.int = ...,
         asked_ms: builtins.int | None = ...,
         passed_over: builtins.int = ...,
+        added_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_asked_ms", b"_asked_ms", "asked_ms", b"asked_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_asked_ms", b"_asked_ms", "added", b"added", "asked_ms", b"asked_ms", "busy_ms", b"busy_ms", "failed", b"failed", "leased", b"leased", "name", b"name", "passed_over", b"passed_over", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_asked_ms", b"_asked_ms", "added", b"added", "added_bytes", b"added_bytes", "asked_ms", b"asked_ms", "busy_ms", b"busy_ms", "failed", b"failed", "leased", b"leased", "name", b"name", "passed_over", b"passed_over", "waiting", b"waiting"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_asked_ms", b"_asked_ms"]) -> typing.Literal["asked_ms"] | None: ...
 
 Global___StageState: typing_extensions.TypeAlias = StageState

@@ -212,6 +212,7 @@ MUTANTS: dict[str, Defect] = {
     "a stage may fail on a group for ever": Defect("staged", stages, "_fail", of_stages.failures_do_not_count),
     "stages come in any order": Defect("staged", stages, "following", of_stages.stages_come_in_any_order),
     "rewards of a stage are not judged": Defect("staged", stages, "_score", of_stages.rewards_are_not_judged),
+    "columns take no room": Defect("staged", stages, "_grow", lambda *_: None),
     "groups stay in stages that are named no more": Defect("staged", stages, "leave_unnamed", lambda *_: None),
     # Coordination of weights.
     "a plan outlives the publish of its version": Defect(

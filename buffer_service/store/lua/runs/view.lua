@@ -5,7 +5,7 @@
 -- ARGV[1] {}
 -- Replies {'view', policy, state, ledger, queued, forming, delivered, pending, leased, environments, engines,
 --         heard, now, failures, totals, response_lengths, counters, snapshots, first, last, staleness,
---         reloads, waited, relaying, weights_from, engine_samples, decision, stages, work, reusable}
+--         reloads, waited, relaying, weights_from, engine_samples, decision, stages, work, reusable, blob_bytes}
 --       | {'error', 'unknown_run'};
 --         queued, forming and delivered are {groups, samples, tokens, bytes}, environments {name, packed ledger, ...},
 --         engines and failures packed records, heard {engine, ms of its last report, ...},
@@ -15,7 +15,7 @@
 --         (MicroBatches.awaited), '' for none; relaying {client, packed {ms, why}, ...};
 --         weights_from {engine, text, ...}; engine_samples {engine, packed ENGINE_SAMPLES, ...};
 --         decision: packed (commands/steering.py), '' for none; stages as Stages.states;
---         reusable: groups that may be used again;
+--         reusable: groups that may be used again; blob_bytes: of all blobs;
 --         work {environment, {starts, failed_attempts, failed_tasks, failed_samples, ms until its next start}, ...}
 -- Complexity O(queued + steps that are not committed + environments); above 2,000 queued groups their sizes come from
 -- the ledger
@@ -73,4 +73,4 @@ return reply('view', ctx.stated, state, ledger, queued, forming, delivered, Pend
   call('HGET', RUN, 'staleness') or '', call('HGET', RUN, 'reloads') or '', call('HGET', RUN, 'stale_wait') or '',
   call('HGETALL', key('relaying')), call('HGETALL', key('weights_from')),
   call('HGETALL', key('engine_samples')), call('HGET', RUN, 'decision') or '', Stages.states(ctx),
-  work, call('ZCARD', key('reusable')))
+  work, call('ZCARD', key('reusable')), tonumber(call('HGET', key('blobs'), '') or 0))

@@ -2,7 +2,8 @@
 -- first of them that has not added anything to it. Its place in the queue and its room there it has meanwhile (Queue).
 -- Workers lease it there, and push what they add.
 --
--- Hash `stages`: by name {added, failed, busy_ms, asked_ms (-1: never), passed_over (absent: 0)}; see StageState.
+-- Hash `stages`: by name {added, failed, busy_ms, asked_ms (-1: never), passed_over, added_bytes (absent: 0)}; see
+-- StageState.
 -- state.stage_leases: leases of stages so far, absent for none, which number them. Hash `stage_held`: by member of the
 -- queue {number, stage, worker, instance, granted (ms), group id}, of those that are leased. Sorted set `stage_leases`
 -- (score: expiry): the same members. A lease is "task_id/incarnation/stage:number". Hash `stage_workers`: see
@@ -33,16 +34,17 @@ function Stages.is_named(ctx, name)
 end
 
 -- Adds to what is noted of a stage.
-function Stages.note(name, added, failed, busy_ms, asked_ms, passed_over)
+function Stages.note(name, added, failed, busy_ms, asked_ms, passed_over, added_bytes)
   local raw = call('HGET', key('stages'), name)
   local noted = raw and unpack_msg(raw) or {0, 0, 0, -1}
   noted[1], noted[2], noted[3] = noted[1] + added, noted[2] + failed, noted[3] + busy_ms
   noted[4], noted[5] = asked_ms or noted[4], (noted[5] or 0) + (passed_over or 0)
+  noted[6] = (noted[6] or 0) + (added_bytes or 0)
   call('HSET', key('stages'), name, pack(noted))
 end
 
--- States of the stages: {name, waiting, leased, added, failed, busy_ms, asked_ms (-1: never), passed_over}, those of
--- the policy in its order, then others that groups are in or have gone on from without columns.
+-- States of the stages: {name, waiting, leased, added, failed, busy_ms, asked_ms (-1: never), passed_over,
+-- added_bytes}, those of the policy in its order, then others that groups are in or have gone on from without columns.
 function Stages.states(ctx)
   local waiting, leased, names, known = {}, {}, {}, {}
   local function know(name)
@@ -66,7 +68,7 @@ function Stages.states(ctx)
   local noted, flat = {}, call('HGETALL', key('stages'))
   for index = 1, #flat, 2 do
     local note = unpack_msg(flat[index + 1])
-    noted[flat[index]], note[5] = note, note[5] or 0
+    noted[flat[index]], note[5], note[6] = note, note[5] or 0, note[6] or 0
     others[#others + 1] = note[5] > 0 and flat[index] or nil
   end
   table.sort(others)
@@ -75,7 +77,7 @@ function Stages.states(ctx)
   end
   local states = {}
   for index, name in ipairs(names) do
-    states[index] = {name, waiting[name] or 0, leased[name] or 0, unpack(noted[name] or {0, 0, 0, -1, 0})}
+    states[index] = {name, waiting[name] or 0, leased[name] or 0, unpack(noted[name] or {0, 0, 0, -1, 0, 0})}
   end
   return states
 end
@@ -124,6 +126,16 @@ function Stages.advance(ctx, group, member)
     ctx.topics.stages = true
   else
     Groups.hint(ctx, tokens, group)
+  end
+end
+
+-- A queued group has the bytes of its columns too, from now on. No cap refuses them: without them it would never leave.
+function Stages.grow(ctx, group, pushed)
+  local bytes = pushed[P_SIZE_BYTES]
+  Ledger.move_groups(ctx, 'new', 'queued', group[G_ENVIRONMENT], 0, 0, 0, bytes)
+  group[G_BYTES] = group[G_BYTES] + bytes
+  if pushed[P_STORED] == 1 then
+    Run.count(ctx, 'written_bytes', bytes)
   end
 end
 
@@ -261,7 +273,7 @@ function Stages.take(ctx, pushed, missing)
   end
   task.added = task.added or {}
   task.added[stage] = {number, payload}
-  Stages.note(stage, 1, 0, ctx.now - held[5])
+  Stages.note(stage, 1, 0, ctx.now - held[5], nil, nil, pushed[P_SIZE_BYTES])
   local filter = nil
   if stage == Stages.REWARDS then
     filter = Stages.score(ctx, group, pushed)
@@ -276,6 +288,7 @@ function Stages.take(ctx, pushed, missing)
     Stages.finish(ctx, group, member, 'filtered')
   else
     group[G_ADDED][#group[G_ADDED] + 1] = {stage, payload}
+    Stages.grow(ctx, group, pushed)
     Stages.advance(ctx, group, member)
   end
   Run.keep_back(ctx, 'HSET', key('tasks'), task_id, pack(task))
