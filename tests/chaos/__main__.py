@@ -31,6 +31,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--stores", default=",".join(STORES))
     parser.add_argument("--bout", type=int, help="this bout alone")
+    parser.add_argument("--real-every", type=int, default=6, help="every so many-th bout has real engines; 0: none")
     parser.add_argument("--until-violation", action="store_true", help="end with the first bout that finds one")
     parser.add_argument("--out", type=Path, help="file for the report, as JSON")
     parser.add_argument("--keep", type=Path, help="folder for the files of all bouts; without, of failed ones")
@@ -44,15 +45,16 @@ def _bouts(options: argparse.Namespace, folder: Path) -> list[Bout]:
     bouts: list[Bout] = []
     number = options.bout or 0
     while not bouts or (options.bout is None and time.monotonic() + seconds + SETUP_S <= end + SETUP_S):
-        scenario = drawn(options.seed, number, stores)
+        scenario = drawn(options.seed, number, stores, real_every=options.real_every)
         began = time.monotonic()
         place = folder / f"bout-{number}"
         done = lived(scenario, options.seed, seconds, place)
         bouts.append(done)
         took, found = time.monotonic() - began, counts([done])
         print(
-            f"chaos: bout {number}: {scenario.store}{' over TLS' if scenario.tls else ''},"
-            f" {scenario.policy['overflow_action']}, {scenario.policy['stale_action']}: {found['kills']} kills,"
+            f"chaos: bout {number}: {scenario.store}{' over TLS' if scenario.tls else ''}"
+            f"{' with real engines' if scenario.real else ''}, {scenario.policy['overflow_action']},"
+            f" {scenario.policy['stale_action']}: {found['kills']} kills,"
             f" {found['other_faults']} other faults, {found['groups_acknowledged']} groups acknowledged,"
             f" {found['publishes']} publishes, {took:.0f} s: {len(done.problems) or 'no'} violations",
             flush=True,

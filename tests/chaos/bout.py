@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.chaos import stores
 from tests.chaos.checker.events import Events
-from tests.chaos.checker.journal import Bounds, broken_in
+from tests.chaos.checker.journal import Bounds, broken_in, counted
 from tests.chaos.checker.promises import broken
 from tests.chaos.fleet import Fleet, running
 from tests.chaos.nemesis import Nemesis
@@ -37,6 +37,8 @@ class Bout:
     seconds: float
     problems: list[str] = field(default_factory=list)
     events: Events = field(default_factory=Events)
+    session: dict[str, int] = field(default_factory=dict)
+    """Counts of the second run's journal."""
 
     def strikes(self) -> list[Any]:
         """Strikes that were carried out."""
@@ -52,17 +54,18 @@ def lived(scenario: Scenario, seed: int, seconds: float, folder: Path) -> Bout:
     with (folder / "nemesis.jsonl").open("w") as file:
         history = History(file=file)
         try:
-            with stores.running(scenario.store, folder, random.Random(rng.getrandbits(64)), run_id) as store:
-                papers = Papers(folder) if scenario.tls else None
+            papers = Papers(folder) if scenario.tls else None
+            of_store, tls = random.Random(rng.getrandbits(64)), papers.store if papers else None
+            with stores.running(scenario.store, folder, of_store, tls, run_id) as store:
                 settings = papers.settings() if papers else {}
                 with _environment(papers.access() if papers else {}):
-                    fleet = Fleet(folder, run_id, scenario, store, rng, dict(os.environ))
-                    fleet.renew = papers.renew if papers else None
+                    fleet = Fleet(folder, run_id, scenario, store, rng, dict(os.environ), papers)
                     asyncio.run(_live(fleet, history, random.Random(rng.getrandbits(64)), seconds, settings))
         except Exception as error:  # noqa: BLE001  # Whatever goes wrong in a bout is what the run reports.
             found.problems.append(f"{type(error).__name__}: {error}"[:2_000])
             (folder / "error").write_text("".join(traceback.format_exception(error)))
     found.events = Events.load(*folder.glob("*.jsonl"))
+    found.session = counted(folder / JOURNAL)
     if not found.problems:
         found.problems = [*broken(found.events), *broken_in(folder / JOURNAL, BOUNDS)]
     return found

@@ -14,6 +14,8 @@ LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 
 JUMPS_S = (-7_200, -30, 5, 700, 7_200)
+FORWARD_S = (-5, 5, 700, 7_200)
+"""Jumps, from where the clock is, of servers that vote by it: one that goes back takes as long to find a dead one."""
 
 
 class Clock:
@@ -31,9 +33,12 @@ class Clock:
         new.write_text(f"{off_s:+d}")
         new.replace(self._file)
 
-    def jump(self, rng: random.Random) -> None:
-        """Have it be wrong by another amount than before."""
-        self.set(rng.choice([jump for jump in JUMPS_S if jump != self.off_s]))
+    def jump(self, rng: random.Random, *, forward: bool = False) -> None:
+        """Have it be wrong by another amount than before; `forward`: never by much less."""
+        if forward:
+            self.set(self.off_s + rng.choice(FORWARD_S))
+        else:
+            self.set(rng.choice([jump for jump in JUMPS_S if jump != self.off_s]))
 
     def within(self) -> list[str]:
         """A command that the one of a process is the end of."""

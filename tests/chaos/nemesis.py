@@ -8,12 +8,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from buffer_wire.errors import UnknownRun
 from tests.chaos.fleet import Fleet
 from tests.chaos.proxy import FINE, Mood
+from tests.chaos.scenario import LIVE_CHANGES
+from tests.chaos.session import second_run
 from tests.chaos.stores import CLOCK_JUMPS, Fault
+from tests.faults.calls import OPTIONS
 from tests.faults.history import History
 from tests.support.processes import alive
 from tests.support.service import ServiceProcess
+from trainer_client import AsyncBufferClient
 
 PAUSE_S = (0.6, 2.6)
 LASTS_S = (0.3, 2.5)
@@ -52,13 +57,17 @@ class Nemesis:
             "a trainer is killed": Fault(self._of_client(self._trainer, signal.SIGKILL), kills=True),
             "everything but the store is killed": Fault(self._kill_all, kills=True),
         }
+        if fleet.engines:
+            self.kills["an engine is killed"] = Fault(lambda _: fleet.kill_engine(self._at), kills=True)
         self.others: dict[str, Fault] = {
+            "the policy changes": Fault(self._change_policy),
             "a process stands still": Fault(self._of_client(self._anybody, signal.SIGSTOP)),
             "a service restarts": Fault(self._restart),
             **{name: Fault(self._mood(mood)) for name, mood in MOODS.items()},
         }
-        if fleet.renew is not None:
-            self.others["certificates are renewed"] = Fault(self._renew)
+        if fleet.papers is not None:
+            self.others["certificates are renewed"] = Fault(_done_by(fleet.papers.renew))
+            self.others["tokens are rotated"] = Fault(_done_by(fleet.papers.rotate))
         for name, fault in fleet.store.faults.items():
             (self.kills if fault.kills else self.others)[name] = fault
 
@@ -148,9 +157,11 @@ class Nemesis:
         for service in self._fleet.services:
             await asyncio.to_thread(service.start)
 
-    async def _renew(self, _seconds: float) -> None:
-        assert self._fleet.renew is not None
-        await asyncio.to_thread(self._fleet.renew)
+    async def _change_policy(self, _seconds: float) -> None:
+        change = LIVE_CHANGES[self._at % len(LIVE_CHANGES)]
+        with suppress(UnknownRun):  # Its trainer may not have begun it yet.
+            async with AsyncBufferClient("ipv4:" + ",".join(self._fleet.hosts()), OPTIONS) as client:
+                await client.update_policy(second_run(self._fleet.run_id), **change)
 
     # ── connections ──────────────────────────────────────────────────────────
 
@@ -162,6 +173,13 @@ class Nemesis:
             proxy.be(FINE)
 
         return happen
+
+
+def _done_by(work: Callable[[], None]) -> Callable[[float], Awaitable[None]]:
+    async def happen(_seconds: float) -> None:
+        await asyncio.to_thread(work)
+
+    return happen
 
 
 async def _to_the_end(work: Awaitable[None]) -> None:

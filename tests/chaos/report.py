@@ -88,6 +88,8 @@ def counts(bouts: Sequence[Bout]) -> dict[str, int]:
         "publishes": number("publish"),
         "resumes": number("resume"),
         "views": number("view"),
+        **{name: sum(each.session[name] for each in bouts) for name in bouts[0].session},
+        "bouts_of_real_engines": sum(each.scenario.real for each in bouts),
         "violations": sum(len(each.problems) for each in bouts),
     }
 

@@ -37,6 +37,17 @@ ADMISSIONS: tuple[Mapping[str, Any], ...] = (
     {"max_inflight_groups": 10, "max_lookahead": 2, "quota_groups": 3 * BATCH_GROUPS},
 )
 ORDERS = ("fifo", "lifo", "stalest_first", "priority", "submission")
+SKEWS_S = (0, -3_600, 40)
+LIVE_CHANGES: tuple[Mapping[str, Any], ...] = (
+    *({"order": order} for order in ORDERS),
+    *({"overflow_action": action} for action in ("block", "reject", "drop_oldest")),
+    *({"max_queued_groups": groups} for groups in (8, 12, 20)),
+    {"max_inflight_groups": 6},
+    {"max_inflight_groups": None},
+    {"reuse_share_milli": 500},
+    {"reuse_share_milli": 250},
+)
+"""Changes of the second run's policy while it goes on."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,11 @@ class Scenario:
     store: str
     direct_from_bytes: int
     tls: bool
+    """Mutual TLS and tokens, and a store over TLS where it is not on this host alone."""
+    real: bool
+    """The product's workers have real SGLang servers in place of simulated ones."""
+    skew_s: tuple[int, int]
+    """Error of the wall clock of each replica of the service."""
     policy: Mapping[str, Any]
 
     def made_policy(self) -> Policy:
@@ -58,8 +74,8 @@ class Scenario:
         return asdict(self)
 
 
-def drawn(seed: int, number: int, stores: tuple[str, ...] = STORES) -> Scenario:
-    """Scenario of a bout. Every kind of store has its turn before one comes again."""
+def drawn(seed: int, number: int, stores: tuple[str, ...] = STORES, *, real_every: int = 0) -> Scenario:
+    """Scenario of a bout. Every kind of store has its turn before one comes again, and so have real engines."""
     turn = list(stores)
     random.Random(f"{seed}/stores/{number // len(stores)}").shuffle(turn)
     rng = random.Random(f"{seed}/scenario/{number}")
@@ -75,4 +91,12 @@ def drawn(seed: int, number: int, stores: tuple[str, ...] = STORES) -> Scenario:
     }
     if store in REPLICATED:
         policy |= {"wait_replicas": 1, "wait_timeout_ms": 500}
-    return Scenario(number, store, rng.choice((BOTH_WAYS, BOTH_WAYS, RELAYED, DIRECT)), rng.random() < 0.3, policy)
+    return Scenario(
+        number,
+        store,
+        direct_from_bytes=rng.choice((BOTH_WAYS, BOTH_WAYS, RELAYED, DIRECT)),
+        tls=rng.random() < 0.3,
+        real=real_every > 0 and number % real_every == real_every - 1,
+        skew_s=(rng.choice(SKEWS_S), rng.choice(SKEWS_S)),
+        policy=policy,
+    )

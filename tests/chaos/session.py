@@ -1,7 +1,8 @@
 """A trainer of a bout's second run: a session of the client, whose groups the product's own workers generate.
 
-python -m tests.chaos.session FOLDER NAME LIFE: it goes on from its last checkpoint, and writes what it trains on to a
-journal, a line of JSON each. The model is as many bytes as its version says.
+python -m tests.chaos.session FOLDER NAME LIFE: it goes on from its last checkpoint. What it trains on, and what its
+evaluations gave, it writes to a journal, a line of JSON each. For simulated engines the model is as many bytes as its
+version says. For real ones it always emits the version's own token.
 """
 
 import json
@@ -11,16 +12,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from buffer_wire.errors import EvaluationNotReady, UnknownRun
 from tests.chaos.client import BOUT, ENOUGH, Place
+from tests.engine_matrix.truth import Seen, write_version
 from tests.faults.kinds_of_work import digest
-from trainer_client import Batch, BufferClient, ClientOptions, Group, Policy, SamplingParams, SessionOptions, Task
+from trainer_client import (
+    Batch,
+    BufferClient,
+    ClientOptions,
+    Evaluation,
+    Group,
+    Policy,
+    SamplingParams,
+    SessionOptions,
+    Task,
+    TrainerSession,
+)
 from trainer_client.publish import FilesPublisher
 
 JOURNAL = "session.journal"
 BATCH_GROUPS, MAX_STALENESS = 4, 4
 MAX_USES, REUSE_MAX_STALENESS = 2, 8
 TASKS = 20_000
-CHECKPOINT_EVERY = 5
+CHECKPOINT_EVERY, EVALUATE_EVERY = 5, 10
+EVALUATED = 3
+"""Tasks of one evaluation."""
+EVALUATION_S = 15.0
+"""Longest wait for one: who has its weights may be gone, and then it is left."""
 WORD = b"weights "
 
 
@@ -47,11 +65,11 @@ def _policy(replicated: Mapping[str, Any]) -> Policy:
     )
 
 
-def _tasks() -> list[Task]:
+def _tasks(prefix: str, count: int) -> list[Task]:
     sampling = SamplingParams(max_new_tokens=32)
     return [
-        Task(task_id=f"t{i:05d}", group_size=2, sampling=sampling, prompt_token_ids=[1 + i % 7, 2])
-        for i in range(TASKS)
+        Task(task_id=f"{prefix}{i:05d}", group_size=2, sampling=sampling, prompt_token_ids=[1 + i % 7, 2])
+        for i in range(count)
     ]
 
 
@@ -61,7 +79,7 @@ def _versions(group: Group) -> tuple[int, int]:
     return min(found), max(found)
 
 
-def _facts(batch: Batch) -> dict[str, Any]:
+def _facts(batch: Batch, *, real: bool) -> dict[str, Any]:
     info = batch.info
     return {
         "step": info.step,
@@ -70,7 +88,15 @@ def _facts(batch: Batch) -> dict[str, Any]:
             f"{group.task_id}/{group.incarnation}": [digest(group), group.prior_uses, *_versions(group)]
             for group in batch.groups
         },
+        "mislabelled": _mislabelled(batch) if real else 0,
     }
+
+
+def _mislabelled(batch: Batch) -> int:
+    """Number of tokens that other weights made than their span says."""
+    seen = Seen()
+    seen.add(batch)
+    return seen.mislabelled
 
 
 class Journal:
@@ -92,10 +118,46 @@ class Journal:
             file.write(json.dumps(line).encode() + b"\n")
 
 
+def _evaluate(session: TrainerSession, journal: Journal) -> None:
+    """Read and delete the evaluations that there are, then submit one of the published version."""
+    for state in session.client.evaluations(session.run_id):
+        with session.client.evaluation(session.run_id, state.eval_id) as evaluation:
+            try:
+                read = [_results(evaluation) for _ in range(2)]
+            except EvaluationNotReady as error:
+                journal.write(evaluation_left=str(error))
+                continue
+            facts = {"id": state.eval_id, "version": evaluation.version.version, "tasks": EVALUATED}
+            journal.write(evaluated={**facts, "read": read, "failures": len(evaluation.state().failures)})
+    name = f"e{session.term}-{session.version}"
+    session.evaluate(_tasks(name, EVALUATED), eval_id=name)
+
+
+def _results(evaluation: Evaluation) -> dict[str, Any]:
+    found = evaluation.groups(EVALUATION_S)
+    return {f"{group.task_id}#{at}": [digest(group), *_versions(group)] for at, group in enumerate(found)}
+
+
+def _save(folder: Path, version: int, *, real: bool) -> None:
+    if real:
+        write_version(folder, version, 0)
+    else:
+        (folder / "model.safetensors").write_bytes(WORD * version)
+
+
+def _exists(client: BufferClient, run_id: str) -> bool:
+    try:
+        client.run(run_id)
+    except UnknownRun:
+        return False
+    return True
+
+
 def train(place: Place) -> None:
     """Train until the bout is to end."""
     journal = Journal(place.folder / JOURNAL)
     told = json.loads((place.folder / BOUT).read_text())
+    real = told["real"]
     hosts = told["hosts"]
     turned = hosts[place.life % len(hosts) :] + hosts[: place.life % len(hosts)]
     with (
@@ -103,20 +165,23 @@ def train(place: Place) -> None:
         FilesPublisher(place.folder / "published") as publisher,
         client.session(
             second_run(place.run_id),
-            policy=_policy(told["replicated"]),
-            tasks=_tasks(),
+            # The nemesis changes that of a run that there is.
+            policy=None if _exists(client, second_run(place.run_id)) else _policy(told["replicated"]),
+            tasks=_tasks("t", TASKS),
             publisher=publisher,
             next_step=max(journal.of("checkpoint"), default=None),
             options=SessionOptions(pull_timeout_s=90, max_pending_tasks=24, chunk_tasks=8),
         ) as session,
     ):
         for batch in session:
-            journal.write(trained=_facts(batch))
+            journal.write(trained=_facts(batch, real=real))
             version = session.version + 1
-            session.publish(lambda folder, version=version: (folder / "model.safetensors").write_bytes(WORD * version))  # type: ignore[misc]
+            session.publish(lambda folder, version=version: _save(folder, version, real=real))  # type: ignore[misc]
             if session.next_step % CHECKPOINT_EVERY == 0:
                 journal.write(checkpoint=session.next_step)
                 session.checkpoint()
+            if session.next_step % EVALUATE_EVERY == 0:
+                _evaluate(session, journal)
             if place.has(ENOUGH):
                 state = session.state()
                 groups = state.ledger.groups

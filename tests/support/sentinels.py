@@ -1,5 +1,7 @@
 """A primary, a replica and three Sentinels on loopback: real servers, in folders of their own, gone with the test.
 
+With TLS they speak it to each other, and to clients on ports of their own; what the test asks goes without.
+
 with sentinels() as deployment:
     store = await RedisRunStore.connect(deployment.url)
     deployment.primary.kill()
@@ -47,31 +49,50 @@ def free_port() -> int:
 
 _given: set[int] = set()
 
+Tls = tuple[Path, Path, Path]
+"""Files of a certificate, of its key, and of the authorities."""
+
+
+def tls_settings(tls: Tls | None) -> tuple[str, ...]:
+    """Settings of a server that speaks TLS to its like."""
+    if tls is None:
+        return ()
+    files = zip(("cert", "key", "ca-cert"), map(str, tls), strict=True)
+    given = tuple(word for name, file in files for word in (f"--tls-{name}-file", file))
+    return (*given, "--tls-replication", "yes", "--tls-auth-clients", "no")
+
 
 class Server:
-    """One server on a TCP port: a store, or a Sentinel when `config` is given."""
+    """One server on a TCP port: a store, or a Sentinel when `config` is given. `tls`: it has one for TLS as well."""
 
-    def __init__(self, binary: Path, *settings: str, config: str = "") -> None:
+    def __init__(self, binary: Path, *settings: str, config: str = "", tls: bool = False) -> None:
         self.port = free_port()
+        self.tls_port = free_port() if tls else 0
         self.folder = Path(tempfile.mkdtemp(prefix="rbt-"))
-        own = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--logfile", "log")
+        own = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--logfile", "log"]
+        own += ["--tls-port", str(self.tls_port)] if tls else []
         if config:
             path = self.folder / "sentinel.conf"
             path.write_text(config)
-            self.command = [str(binary), str(path), "--sentinel", *own]
+            self.command = [str(binary), str(path), "--sentinel", *own, *settings]
         else:
             self.command = [str(binary), *own, "--save", "", "--repl-diskless-sync-delay", "0", *settings]
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
+    def known_port(self) -> int:
+        """Port by which its like and clients know it."""
+        return self.tls_port or self.port
+
+    @property
     def host(self) -> str:
-        """host:port."""
-        return f"127.0.0.1:{self.port}"
+        """host:port for clients."""
+        return f"127.0.0.1:{self.known_port}"
 
     @property
     def url(self) -> str:
         """Address of this server alone."""
-        return f"redis://{self.host}"
+        return f"{'rediss' if self.tls_port else 'redis'}://{self.host}"
 
     def launch(self, *more: str) -> None:
         """Start it with these further settings. From the main thread alone: the server dies with the one it is from."""
@@ -143,9 +164,11 @@ class Server:
 class Pair:
     """A primary and its replica; what they were at the start."""
 
-    def __init__(self, binary: Path, *settings: str) -> None:
-        self.primary = Server(binary, *settings)
-        self.replica = Server(binary, "--replicaof", "127.0.0.1", str(self.primary.port), *settings)
+    def __init__(self, binary: Path, *settings: str, tls: Tls | None = None) -> None:
+        settings += tls_settings(tls)
+        self.primary = Server(binary, *settings, tls=tls is not None)
+        follows = ("--replicaof", "127.0.0.1", str(self.primary.known_port))
+        self.replica = Server(binary, *follows, *settings, tls=tls is not None)
 
     def start(self) -> None:
         """Start both, and wait until the replica is in step."""
@@ -171,17 +194,19 @@ class Pair:
 class Deployment(Pair):
     """A pair, known to three Sentinels as one service."""
 
-    def __init__(self, binary: Path, *settings: str) -> None:
-        super().__init__(binary, *settings)
-        monitor = f"sentinel monitor {SERVICE} 127.0.0.1 {self.primary.port} {QUORUM}"
+    def __init__(self, binary: Path, *settings: str, tls: Tls | None = None) -> None:
+        super().__init__(binary, *settings, tls=tls)
+        monitor = f"sentinel monitor {SERVICE} 127.0.0.1 {self.primary.known_port} {QUORUM}"
         config = f"{monitor}\nsentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
         config += f"sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}\n"
-        self.sentinels = [Server(binary, config=config) for _ in range(3)]
+        mine = tls_settings(tls)
+        self.sentinels = [Server(binary, *mine, config=config, tls=tls is not None) for _ in range(3)]
 
     @property
     def url(self) -> str:
         """Address for RedisRunStore.connect."""
-        return f"redis+sentinel://{','.join(sentinel.host for sentinel in self.sentinels)}/{SERVICE}"
+        scheme = self.primary.url.partition(":")[0]
+        return f"{scheme}+sentinel://{','.join(sentinel.host for sentinel in self.sentinels)}/{SERVICE}"
 
     def start(self) -> None:
         """Start all, and wait until the replica is in step and the Sentinels know each other."""
@@ -200,7 +225,7 @@ class Deployment(Pair):
 
     async def primary_back(self) -> None:
         """Start the killed primary again as a replica of the promoted one, and wait until it is in step."""
-        self.primary.launch("--replicaof", "127.0.0.1", str(self.replica.port))
+        self.primary.launch("--replicaof", "127.0.0.1", str(self.replica.known_port))
         await asyncio.to_thread(self.primary.until, partial(self.primary.follows, self.replica), "it is in step")
 
     def end(self) -> None:
@@ -210,7 +235,7 @@ class Deployment(Pair):
         super().end()
 
     def _has_promoted(self, sentinel: Server) -> bool:
-        return str(self.replica.port) in sentinel.ask(f"SENTINEL get-master-addr-by-name {SERVICE}")
+        return str(self.replica.known_port) in sentinel.ask(f"SENTINEL get-master-addr-by-name {SERVICE}")
 
     @staticmethod
     def _sees_all(sentinel: Server) -> bool:

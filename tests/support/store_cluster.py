@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from buffer_service.store.embedded.binary import find_binary
-from tests.support.sentinels import POLL_S, START_TIMEOUT_S, Server, free_port
+from tests.support.sentinels import POLL_S, START_TIMEOUT_S, Server, Tls, free_port, tls_settings
 
 SLOTS = 16_384
 NODE_TIMEOUT_MS = 2_000
@@ -27,9 +27,8 @@ class Node(Server):
     """One server of a cluster. Its number of the shard is that of the start."""
 
     def __init__(self, binary: Path, shard: int, *settings: str, tls: bool = False) -> None:
-        bus, self.tls_port = free_port(), free_port() if tls else 0
-        own = ("--cluster-enabled", "yes", "--cluster-port", str(bus), "--tls-port", str(self.tls_port))
-        super().__init__(binary, *(own if tls else own[:4]), *settings)
+        bus = free_port()
+        super().__init__(binary, "--cluster-enabled", "yes", "--cluster-port", str(bus), *settings, tls=tls)
         self.bus, self.shard = bus, shard
         self._client: Any = redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=10)
 
@@ -74,13 +73,10 @@ class StoreCluster:
         shards: int = 3,
         replicas: int = 1,
         node_timeout_ms: int = NODE_TIMEOUT_MS,
-        tls: tuple[Path, Path, Path] | None = None,
+        tls: Tls | None = None,
     ) -> None:
-        self._tls = tls is not None
         if tls is not None:
-            files = zip(("cert", "key", "ca-cert"), map(str, tls), strict=True)
-            settings += tuple(word for name, file in files for word in (f"--tls-{name}-file", file))
-            settings += ("--tls-cluster", "yes", "--tls-replication", "yes", "--tls-auth-clients", "no")
+            settings += (*tls_settings(tls), "--tls-cluster", "yes")
         of_all = (
             "--cluster-node-timeout", str(node_timeout_ms), "--cluster-require-full-coverage", "no",
             # A replica that was frozen is promoted all the same.
@@ -89,7 +85,7 @@ class StoreCluster:
             "--cluster-allow-replica-migration", "no", *settings,
         )  # fmt: skip
         self.shards = [
-            [Node(binary, shard, *of_all, tls=self._tls) for _ in range(1 + replicas)] for shard in range(shards)
+            [Node(binary, shard, *of_all, tls=tls is not None) for _ in range(1 + replicas)] for shard in range(shards)
         ]
         """Nodes of each shard; the first one was its primary at the start."""
         self.nodes = [node for nodes in self.shards for node in nodes]
@@ -97,9 +93,8 @@ class StoreCluster:
     @property
     def url(self) -> str:
         """Address that names every node."""
-        if self._tls:
-            return f"rediss+cluster://{','.join(f'127.0.0.1:{node.tls_port}' for node in self.nodes)}"
-        return f"redis+cluster://{','.join(node.host for node in self.nodes)}"
+        scheme = self.nodes[0].url.partition(":")[0]
+        return f"{scheme}+cluster://{','.join(node.host for node in self.nodes)}"
 
     def start(self) -> None:
         """Start all nodes and make them one cluster; returns when every replica is in step."""
@@ -113,7 +108,7 @@ class StoreCluster:
         # Each meets each: nobody waits for gossip.
         for at, node in enumerate(self.nodes):
             for other in self.nodes[:at]:
-                node.do("CLUSTER", "MEET", "127.0.0.1", other.tls_port or other.port, other.bus)
+                node.do("CLUSTER", "MEET", "127.0.0.1", other.known_port, other.bus)
         ids = {node.id for node in self.nodes}
         self._until(lambda: all(ids == set(self._seen(node)) for node in self.nodes), "every node knows all others")
         for primary, *replicas in self.shards:
@@ -265,7 +260,7 @@ def store_cluster(
     replicas: int = 1,
     node_timeout_ms: int = NODE_TIMEOUT_MS,
     binary: Path | None = None,
-    tls: tuple[Path, Path, Path] | None = None,
+    tls: Tls | None = None,
 ) -> Iterator[StoreCluster]:
     """A running cluster; `settings` are of every node. `tls`: files of certificate, key and authorities.
 

@@ -1,6 +1,7 @@
 """Journal of a trainer that was killed again and again, held against what it was promised.
 
-A step's groups are by id {digest, steps that have trained on it before, oldest and newest version of its tokens}.
+A step's groups are by id {digest, steps that have trained on it before, oldest and newest version of its tokens}. An
+evaluation's are by task {digest, oldest and newest version}, as it was read once and once more.
 """
 
 import json
@@ -20,12 +21,27 @@ class Bounds:
     max_uses: int
 
 
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def counted(path: Path) -> dict[str, int]:
+    """Numbers of the steps and of the evaluations in a journal; a bout may have ended before there was one."""
+    lines = _lines(path) if path.exists() else []
+    return {
+        "session_steps": sum("trained" in line for line in lines),
+        "evaluations": sum("evaluated" in line for line in lines),
+        "evaluations_left": sum("evaluation_left" in line for line in lines),
+    }
+
+
 def broken_in(path: Path, bounds: Bounds) -> list[str]:
     """Promises that the journal breaks; see the functions."""
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    lines = _lines(path)
     steps = [line["trained"] for line in lines if "trained" in line]
     ends = [line["end"] for line in lines if "end" in line]
-    found = [*_trained_once(steps, bounds), *_fresh(steps, bounds), *_ended(steps, ends)]
+    evaluated = [line["evaluated"] for line in lines if "evaluated" in line]
+    found = [*_trained_once(steps, bounds), *_fresh(steps, bounds), *_evaluated(evaluated), *_ended(steps, ends)]
     return [f"journal: {problem}" for problem in found[:3]]
 
 
@@ -56,6 +72,21 @@ def _fresh(steps: list[dict[str, Any]], bounds: Bounds) -> Iterator[str]:
             bound = bounds.reuse_max_staleness if prior else bounds.max_staleness
             if newest > step["train_version"] or step["train_version"] - oldest > bound:
                 yield f"step {step['step']} for version {step['train_version']} has {group_id} of {oldest} to {newest}"
+        if step["mislabelled"]:
+            yield f"step {step['step']} has {step['mislabelled']} tokens that other weights made than they say"
+
+
+def _evaluated(evaluated: list[dict[str, Any]]) -> Iterator[str]:
+    """An evaluation has one result of each task, wholly of its version, and has the same when it is read again."""
+    for each in evaluated:
+        first, again = each["read"]
+        if first != again:
+            yield f"evaluation {each['id']} was read as {first}, then as {again}"
+        tasks = {name.partition("#")[0] for name in first}
+        if len(tasks) != len(first) or len(tasks) + each["failures"] != each["tasks"]:
+            yield f"evaluation {each['id']} of {each['tasks']} tasks has {sorted(first)}, {each['failures']} failures"
+        if any([oldest, newest] != [each["version"]] * 2 for _, oldest, newest in first.values()):
+            yield f"evaluation {each['id']} of version {each['version']} has {first}"
 
 
 def _ended(steps: list[dict[str, Any]], ends: list[dict[str, Any]]) -> Iterator[str]:
