@@ -46,9 +46,13 @@ GROUPS = pa.schema(
         ("head_version", pa.uint64()),
         ("tail_version", pa.uint64()),
         ("mean_version_milli", pa.uint64()),
+        ("trajectory_rewards", pa.list_(pa.float32())),
     ]
 )
-"""One row per accepted group. With whole groups there is a column `samples` too, null where the payload was gone."""
+"""One row per accepted group. `trajectory_rewards` is null where each sample is a trajectory of its own.
+
+With whole groups there is a column `samples` too, null where the payload was gone.
+"""
 
 WHOLE_GROUPS = GROUPS.append(pa.field("samples", pa.list_(_SAMPLE)))
 
@@ -66,6 +70,7 @@ EVENTS = pa.schema(
         ("metadata", pa.string()),
         ("error", pa.string()),
         ("rewards", pa.list_(pa.float32())),
+        ("trajectory_rewards", pa.list_(pa.float32())),
     ]
 )
 """Events of groups and tasks: kind `submitted` (a task with metadata; its first group's id), `moved` (state says where
@@ -151,10 +156,15 @@ def _group_row(record: runs_pb2.Record) -> dict[str, Any]:
     event = record.accepted
     row = {name: getattr(event, name) for name in GROUPS.names if name != "event_id"}
     row["event_id"] = record.event_id
-    row["response_lengths"], row["rewards"] = list(event.response_lengths), list(event.rewards)
+    row["response_lengths"] = list(event.response_lengths)
+    row |= _rewards(event)
     if event.HasField("group"):
         row["samples"] = list(_samples(event.group))
     return row
+
+
+def _rewards(event: runs_pb2.GroupAccepted | runs_pb2.GroupRewarded) -> dict[str, list[float] | None]:
+    return {"rewards": list(event.rewards), "trajectory_rewards": list(event.trajectory_rewards) or None}
 
 
 def _samples(group: groups_pb2.Group) -> Iterable[dict[str, Any]]:
@@ -209,5 +219,5 @@ def _event_row(record: runs_pb2.Record) -> dict[str, Any]:
         row |= {"time_ms": failed.time_ms, "group_ids": [failed.group_id], "error": failed.error}
     elif kind == "rewarded":
         given = record.rewarded
-        row |= {"time_ms": given.time_ms, "group_ids": [given.group_id], "rewards": list(given.rewards)}
+        row |= {"time_ms": given.time_ms, "group_ids": [given.group_id], **_rewards(given)}
     return row

@@ -90,6 +90,19 @@ def test_what_is_recorded_of_tasks_is_among_the_events(tmp_path: Path) -> None:
     assert (second["kind"], second["group_ids"], second["error"]) == ("failed", ["t1/0"], "no such tool")
 
 
+def test_rewards_are_by_trajectory_too_where_samples_are_rows_of_some(tmp_path: Path) -> None:
+    of_rows = accepted(1)
+    of_rows.accepted.MergeFrom(runs_pb2.GroupAccepted(rewards=[0.25], trajectory_rewards=[0.75, 0.25]))
+    given = runs_pb2.GroupRewarded(group_id="t1/0", rewards=[1.0, 0.5, 0.0], trajectory_rewards=[0.75, 0.0])
+    written = runs_pb2.Record(event_id="3-0", rewarded=given)
+    Recording(tmp_path, "run", whole=False).append([of_rows, accepted(2), written])
+    first, second = rows(tmp_path, "groups")
+    assert (first["rewards"], first["trajectory_rewards"]) == ([0.5, 1.0, 0.25], [0.75, 0.25])
+    assert (second["rewards"], second["trajectory_rewards"]) == ([0.5, 1.0], None)
+    (event,) = rows(tmp_path, "events")
+    assert (event["rewards"], event["trajectory_rewards"]) == ([1.0, 0.5, 0.0], [0.75, 0.0])
+
+
 def test_whole_groups_have_their_arrays_and_gone_ones_null(tmp_path: Path) -> None:
     Recording(tmp_path, "run", whole=True).append([accepted(1, whole_group()), accepted(2)])
     first, second = rows(tmp_path, "groups")
