@@ -77,7 +77,7 @@ BREAKS: list[tuple[str, Callable[[Journal], object]]] = [
     ("as one of [1, 1] uses", _step(0, groups={"a/0": ["x", 1, 2, 3]})),
     ("for version 3 has a/0 of 0 to 3", _step(0, groups={"a/0": ["x", 0, 0, 3]})),
     ("for version 3 has a/0 of 2 to 4", _step(0, groups={"a/0": ["x", 0, 2, 4]})),
-    ("2 tokens that other weights made", _step(0, mislabelled=2)),
+    ("2 tokens that older weights made", _step(0, mislabelled=2)),
     ("then as {}", _evaluation(read=[{"p#0": ["y", 3, 3]}, {}])),
     ("of 3 tasks has", _evaluation(tasks=3)),
     ("of 2 tasks has", _evaluation(read=[{"p#0": ["y", 3, 3], "p#1": ["y", 3, 3]}] * 2, failures=0)),

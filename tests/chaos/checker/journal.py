@@ -73,7 +73,7 @@ def _fresh(steps: list[dict[str, Any]], bounds: Bounds) -> Iterator[str]:
             if newest > step["train_version"] or step["train_version"] - oldest > bound:
                 yield f"step {step['step']} for version {step['train_version']} has {group_id} of {oldest} to {newest}"
         if step["mislabelled"]:
-            yield f"step {step['step']} has {step['mislabelled']} tokens that other weights made than they say"
+            yield f"step {step['step']} has {step['mislabelled']} tokens that older weights made than they say"
 
 
 def _evaluated(evaluated: list[dict[str, Any]]) -> Iterator[str]:
