@@ -93,7 +93,7 @@ def _facts(batch: Batch, *, real: bool) -> dict[str, Any]:
 
 
 def _mislabelled(batch: Batch) -> int:
-    """Number of tokens that older weights made than their span says. Around the kill of an engine newer ones may have."""
+    """Number of tokens that older weights made than their span says; newer ones may have when an engine is killed."""
     seen = Seen()
     seen.add(batch)
     return seen.mislabelled - seen.overstated
