@@ -128,8 +128,12 @@ class Dispatcher:
         free = self._leases.room(self._limit.groups - self._slot.evaluating - guests)
         return min(free, int(OUTSTANDING * self._limit.groups) - self.held, MAX_PER_REQUEST)
 
+    def _goes_on(self) -> bool:
+        """False for one that stops: what its loop waits for is there at once, and the event loop would never go on."""
+        return not self._stopping
+
     async def _lease_loop(self, group: asyncio.TaskGroup) -> None:
-        while True:
+        while self._goes_on():
             if not await self._slot.changes.until(lambda: self._slot.leasable, timeout_s=_WARN_AFTER_S):
                 self._idle(f"engine {self._slot.engine_id}: {self._slot.last_error or 'it is being loaded'}")
                 continue

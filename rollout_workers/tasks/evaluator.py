@@ -265,7 +265,8 @@ class Evaluator:
 
         told: set[Work] = set()
         while True:
-            await slot.changes.until(lambda: not told.issuperset(outdated()), timeout_s=3_600.0)
-            await self._take_off([work for work in outdated() if work not in told])
-            told.clear()
-            told.update(outdated())
+            await slot.changes.until(lambda told=told: not told.issuperset(outdated()), timeout_s=3_600.0)  # type: ignore[misc]
+            new = [work for work in outdated() if work not in told]
+            await self._take_off(new)
+            # Others may have become outdated meanwhile.
+            told = {*told, *new}.intersection(outdated())

@@ -58,6 +58,36 @@ async def test_leases_that_come_in_the_moment_of_the_stop_go_back() -> None:
     await engine.close()
 
 
+async def test_a_stop_in_the_moment_in_which_a_crowded_engine_is_looked_at_ends_the_loop() -> None:
+    engine = SimulatedEngine()
+    slot = EngineSlot("e0", engine, await engine.info(), base_model=None)
+    slot.adopt(slot.loaded)
+    service: Any = StoppingService()
+    tools: Any = SimpleNamespace(spread=None, surplus_samples=0)
+    keeper = LeaseKeeper("e0", service)
+    dispatcher = Dispatcher(slot, service, keeper, tools, limit=InflightLimit(slot, 2), lease_wait_s=10.0)
+
+    class Crowded:
+        of_others, waiting = True, 9
+
+        async def ask(self, _engine: object, _in_flight: int, *, max_age_s: float = 1.0) -> None:
+            if max_age_s == 0.0:
+                # Without a turn of the event loop in between: whoever runs the loop has not heard of it yet.
+                dispatcher.stop()
+
+        def is_crowded(self, _most: int) -> bool:
+            return True
+
+    load: Any = Crowded()
+    slot.load = load
+    running = asyncio.create_task(dispatcher.run())
+    while not dispatcher.waiting_on:  # noqa: ASYNC110 - a turn of the loop each
+        await asyncio.sleep(0)
+    await asyncio.wait_for(running, 10)
+    assert service.asked == []
+    await engine.close()
+
+
 async def test_engine_without_work_says_which_limit_it_waits_for() -> None:
     class Limited(StoppingService):
         async def lease(self, *_: Any, **__: Any) -> tasks_pb2.LeaseTasksResponse:
