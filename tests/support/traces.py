@@ -19,5 +19,6 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     with receiver() as made:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.address)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
         yield made
         process.stop()

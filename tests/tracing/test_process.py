@@ -144,6 +144,14 @@ def test_the_environments_sampler_decides_alike_everywhere(monkeypatch: pytest.M
     assert 400 < len(kept[0]) < 600
 
 
+def test_one_group_in_a_hundred_is_traced_where_no_sampler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_TRACES_SAMPLER", raising=False)
+    tracer = Tracer("worker", InMemorySpanExporter())
+    kept = sum(tracer.samples(RUN.group(f"t{i}/0")) for i in range(10_000))
+    tracer.close()
+    assert 60 < kept < 140
+
+
 def test_what_is_recorded_is_left_out_by_no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
