@@ -7,13 +7,14 @@ an option by itself.
 import functools
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 import typer
 
 from buffer_cli.exits import exit_code
+from buffer_wire.errors import InvalidField
 
 Command = Callable[..., None]
 
@@ -33,7 +34,13 @@ def runs(target: str) -> Callable[[Command], Command]:
             for name, group in groups.items():
                 given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
             function = pkgutil.resolve_name(target)
-            raise typer.Exit(exit_code(lambda: function(**given)))
+
+            def checked() -> int | None:
+                _check_texts(given)
+                status: int | None = function(**given)
+                return status
+
+            raise typer.Exit(exit_code(checked))
 
         options = [option for parameter in own for option in _options(parameter)]
         run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -42,6 +49,16 @@ def runs(target: str) -> Callable[[Command], Command]:
         return run
 
     return declared
+
+
+def _check_texts(given: Mapping[str, object]) -> None:
+    """Raise InvalidField for a text with bytes that are no UTF-8, which Python keeps as halves of characters."""
+    for name, value in given.items():
+        if is_dataclass(value):
+            _check_texts(vars(value))
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and text.encode("utf-8", "replace").decode() != text:
+                raise InvalidField(f"--{name.replace('_', '-')}", ascii(text), "text in UTF-8")
 
 
 def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:

@@ -9,7 +9,7 @@ import re
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -161,6 +161,14 @@ class Settings(BaseSettings):
     log_format: LogFormat = LogFormat.CONSOLE
     """Format of log lines on standard error: console or json."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_no_text(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for name, value in given.items():
+            if isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
+                raise ValueError(f"{name} has bytes that are no text in UTF-8")
+        return given
+
     @model_validator(mode="after")
     def _refuse_open_doors(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -239,7 +247,16 @@ def _check_told(name: str, text: str) -> None:
         raise ValueError(f"{name} {text} names no host: a part between its dots is empty, or over 63 characters")
 
 
+_SHOWN_URL = re.compile(
+    r"[a-z+]+://([\w.-]*(:.*)?@)?((\[[\da-f:.]+\]|[\w.-]+)(:\d+)?,?)*(/[\w./@+-]*)?(\?[\w.=&/-]*(password=[^&]*)?[\w.=&/-]*)?",
+    re.ASCII | re.IGNORECASE | re.DOTALL,
+)
+"""URLs whose parts are what they seem; of another one nobody knows where its password ends."""
+
+
 def redact_url(url: str) -> str:
-    """The URL without its passwords."""
-    without_user = re.sub(r"(//[^:@/]*:).*@", r"\1***@", url)
+    """The URL without its passwords; of one that cannot be taken apart only the scheme."""
+    if url and not _SHOWN_URL.fullmatch(url):
+        return f"{scheme}://***" if (scheme := url.partition("://")[0]).isalpha() else "***"
+    without_user = re.sub(r"(//[^:@/]*:).*@", r"\1***@", url, flags=re.DOTALL)
     return re.sub(r"(password=)[^&]*", r"\1***", without_user)

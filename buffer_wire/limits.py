@@ -1,6 +1,8 @@
 """Bounds of the wire contract that code on both sides checks. The .proto files document the same numbers."""
 
 import re
+from collections.abc import Collection
+from urllib.parse import urlsplit
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest gRPC message either side accepts by default; a bundle is best about 1 MiB."""
@@ -29,6 +31,12 @@ MAX_IMAGES = 64
 MAX_PARTS_OF_MESSAGE = 256
 MAX_LOCATION_CHARS = 2_048
 MAX_MANIFEST_BYTES = 1 << 20
+MAX_WEIGHT_FILE_BYTES = 1 << 42
+"""Largest file of weights, or patch of one, in bytes: a worker counts the pieces of what it fetches."""
+MAX_PATCHES = 4
+"""Most patches of one file of weights."""
+MAX_NAME_PART_BYTES = 255
+"""Longest part of a file's name in UTF-8, as file systems have it."""
 MAX_PLAN_BYTES = 1 << 20
 MAX_FEEDER_STATE_BYTES = 64 << 10
 MAX_ERROR_CHARS = 2_048
@@ -64,5 +72,24 @@ def is_file_name(name: str) -> bool:
         1 <= len(name) <= 256
         and not CONTROL.search(name)
         and "\\" not in name
-        and not any(part in ("", ".", "..") for part in name.split("/"))
+        and not any(
+            part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > MAX_NAME_PART_BYTES
+            for part in name.split("/")
+        )
     )
+
+
+def directory_among(names: Collection[str]) -> str:
+    """Name of a file that another one lies below, which no directory can hold; empty where there is none."""
+    found = set(names)
+    below = (name[:at] for name in names for at, char in enumerate(name) if char == "/")
+    return next((name for name in below if name in found), "")
+
+
+def is_http_url(url: str) -> bool:
+    """True for an address http(s)://HOST or http(s)://HOST:PORT to which paths can be appended, or one with a path."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

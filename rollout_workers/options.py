@@ -21,16 +21,23 @@ EVALUATIONS = ("also", "never", "only")
 """Choices for evaluations: a worker takes their tasks beside the training's, never, or only them."""
 
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,200}")
-_LISTEN = re.compile(r"(?:[A-Za-z0-9._-]{0,200}|\[[0-9A-Fa-f:]+\]):\d{1,5}")
+_LISTEN = re.compile(r"(?:[A-Za-z0-9._-]{0,200}|\[[0-9A-Fa-f:]+\]):([0-9]{1,5})")
+_LISTENS = "host:port, with a port from 0 to 65535"
 _BASE_URL = re.compile(r"https?://[^\s/?#]{1,200}(/[^\s?#]*)?")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 _TOOLS = re.compile(r"|hermes|sglang:[A-Za-z0-9._-]{1,100}")
 _REWARD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
+def is_listen(address: str) -> bool:
+    """True for host:port at which something can listen; the host may be empty."""
+    found = _LISTEN.fullmatch(address)
+    return found is not None and int(found[1]) <= 65_535
+
+
 def is_base_url(url: str) -> bool:
     """True for an http(s) URL to which paths can be appended."""
-    return bool(_BASE_URL.fullmatch(url))
+    return bool(_BASE_URL.fullmatch(url)) and limits.is_http_url(url)
 
 
 def default_worker_id() -> str:
@@ -68,7 +75,7 @@ class AgentOptions:
         check("agent_tools", self.tools, lambda t: bool(_TOOLS.fullmatch(t)), "hermes or sglang:NAME")
         check("agent_reasoning", self.reasoning, lambda r: r in {"", "think"}, "think")
         check("agent_branches", self.branches, lambda b: b in {"refuse", "last", "rows"}, "refuse, last or rows")
-        check("agent_listen", self.listen, lambda a: bool(_LISTEN.fullmatch(a)), "host:port")
+        check("agent_listen", self.listen, is_listen, _LISTENS)
         check("agent_advertise", self.advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
         if not (stays_here(self.listen) or Access().effective().insecure):
             raise InvalidField(
@@ -286,8 +293,8 @@ class WorkerOptions:
                 "prefix_cache", self.prefix_cache, lambda c: c == PrefixCache.VERSION, "version with evaluations only"
             )
         check("evaluations", self.evaluations, lambda m: m in EVALUATIONS, f"one of {', '.join(EVALUATIONS)}")
-        check("weights_serve", self.weights_serve, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
-        check("metrics_listen", self.metrics_listen, lambda a: not a or bool(_LISTEN.fullmatch(a)), "host:port")
+        check("weights_serve", self.weights_serve, lambda a: not a or is_listen(a), _LISTENS)
+        check("metrics_listen", self.metrics_listen, lambda a: not a or is_listen(a), _LISTENS)
         check("weights_advertise", self.weights_advertise, lambda a: not a or bool(_HOST.fullmatch(a)), "a host name")
         check("weights_max_mbps", self.weights_max_mbps, lambda n: 0 <= n <= 1e6, "0 to 1,000,000 Mbit/s")
         for host in self.image_hosts:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from math import isfinite
 from pathlib import Path
 
 from buffer_cli.options import WeightsOptions
@@ -27,7 +28,7 @@ def run(
             tuple(upstreams),
             listen=listen,
             directory=directory,
-            max_bytes=int(max_gb * 1e9),
+            max_bytes=_bytes(max_gb),
             access=weights.access,
             tls_cert=weights.weights_tls_cert or "",
             tls_key=weights.weights_tls_key or "",
@@ -40,3 +41,9 @@ def run(
         return EXIT_OPTIONS
     logs.configure(os.environ.get("RB_LOG_LEVEL", "info"), os.environ.get("RB_LOG_FORMAT", "console"))
     return run_relay(options)
+
+
+def _bytes(gigabytes: float) -> int:
+    if not isfinite(gigabytes):
+        raise InvalidField("max_gb", gigabytes, "a finite number of gigabytes")
+    return int(gigabytes * 1e9)

@@ -87,7 +87,7 @@ class TokenEntry:
         """The inverse of `to_line`. Raises TokensRefused."""
         try:
             values = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TokensRefused(f"it is not JSON ({error})") from None
         if not isinstance(values, dict) or not values.keys() <= _KEYS or not _KEYS - {"expires"} <= values.keys():
             raise TokensRefused("it is not an object of id, role, runs, sha256 and, if it ends, expires")

@@ -10,14 +10,18 @@ class InvalidRequest(RolloutBufferError):
     code = "INVALID_ARGUMENT"
 
 
+def _in_short(text: str, most: int = 120) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 class InvalidField(InvalidRequest):
     """A field breaks its bound. Attributes: field, value, limit."""
 
     reason = "invalid_field"
 
     def __init__(self, field: str, value: object, limit: str) -> None:
-        shown = repr(value) if isinstance(value, str) else str(value)
-        shown = shown if len(shown) <= 120 else shown[:117] + "..."
+        shown = _in_short(repr(value) if isinstance(value, str) else str(value))
+        field = _in_short(field, 400)  # Names that a caller made up may be in it.
         super().__init__(f"{field} is {shown}; it must be {limit}", field=field, value=shown, limit=limit)
 
 

@@ -68,8 +68,9 @@ def text_of(content: Any, where: str, *, kinds: Sequence[str] = ("text",)) -> st
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind not in kinds or not isinstance(part["text"], str):
+        if kind not in kinds:
             raise RequestRefused("unsupported", f"{where}: content of type {kind} is not supported")
+        must_be(part.get("text"), str, f"{where}: text")
         texts.append(part["text"])
     return "\n".join(texts)
 
@@ -94,6 +95,23 @@ def strings(value: Any, name: str) -> tuple[str, ...]:  # noqa: ANN401 - JSON
     if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
         raise RequestRefused("invalid", f"{name}: {value!r} is neither a string nor a list of strings")
     return tuple(found)
+
+
+def template_of(value: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
+    """Variables of the chat template; not what decides what is written, and how. Raises RequestRefused."""
+    found: Mapping[str, Any] = must_be({} if value is None else value, dict, "chat_template_kwargs")
+    refuse([f"chat_template_kwargs.{name}" for name in sorted(found.keys() & _RENDERING)])
+    return found
+
+
+_RENDERING = frozenset(
+    {
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages",
+        "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs",
+        "tools", "truncation",
+    }
+)  # fmt: skip
+"""Parameters of apply_chat_template. A template of the request's own is a program, which may never end."""
 
 
 def must_be(value: Any, kind: type, name: str) -> Any:  # noqa: ANN401 - JSON

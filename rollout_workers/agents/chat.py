@@ -16,6 +16,7 @@ from rollout_workers.agents.asked import (
     refuse,
     refuse_what_changes_tokens,
     strings,
+    template_of,
     text_of,
 )
 from rollout_workers.agents.tools import parsed
@@ -57,7 +58,7 @@ def read(body: Mapping[str, Any]) -> Asked:
         messages=[_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.get("tools") or ())],
         reads_calls=choice == "auto",
-        template=must_be(body.get("chat_template_kwargs") or {}, dict, "chat_template_kwargs"),
+        template=template_of(body.get("chat_template_kwargs")),
         max_tokens=positive(body.get("max_completion_tokens") or body.get("max_tokens"), "max_tokens"),
         stop=strings(body.get("stop"), "stop"),
         stream=bool(body.get("stream")),

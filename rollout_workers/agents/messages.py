@@ -15,6 +15,7 @@ from rollout_workers.agents.asked import (
     refuse,
     refuse_what_changes_tokens,
     strings,
+    template_of,
     text_of,
 )
 
@@ -53,7 +54,7 @@ def read(body: Mapping[str, Any]) -> Asked:
         messages=messages,
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.get("tools") or ())],
         reads_calls=choice.get("type") == "auto",
-        template=must_be(body.get("chat_template_kwargs") or {}, dict, "chat_template_kwargs"),
+        template=template_of(body.get("chat_template_kwargs")),
         max_tokens=positive(body.get("max_tokens"), "max_tokens"),
         stop=strings(body.get("stop_sequences"), "stop_sequences"),
         stream=bool(body.get("stream")),

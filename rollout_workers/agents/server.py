@@ -7,6 +7,7 @@ repeat what was refused; while a turn takes long, its stream is kept alive.
 import asyncio
 import hmac
 import json
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -14,13 +15,16 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import h11
 import structlog
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from buffer_wire.errors import InvalidRequest
 from rollout_workers.agents import chat, messages
 from rollout_workers.agents.answers import Answer
 from rollout_workers.agents.asked import Asked, RequestRefused, must_be
@@ -36,6 +40,8 @@ KEEP_ALIVE_S = 10.0
 """Time without an answer after which a stream begins, and between its signs of life."""
 _NOT_SERVED = {"/v1/responses": "the Responses API", "/v1/completions": "completions without messages"}
 """Ways to ask for a turn that are refused by name, and fail the sample."""
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half a character as JSON escapes it: two together are one, one alone can be in no text that goes anywhere."""
 _ENDED_S = 1
 _BACKLOG = 1_024
 _STREAM = "text/event-stream"
@@ -123,7 +129,7 @@ class AgentServer:
         server = _Server(
             uvicorn.Config(
                 Starlette(routes=routes),
-                http="h11",
+                http=_Protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -172,10 +178,10 @@ class AgentServer:
 
     async def _unknown(self, request: Request) -> Response:
         known = "/v1/chat/completions, /v1/messages and /v1/models of an episode's base URL"
-        return _refusal(chat, 404, "not_found_error", "unknown", f"{request.url.path} is not served, {known} are")
+        return _refusal(chat, 404, "not_found_error", "unknown", f"{_path(request)} is not served, {known} are")
 
     async def _refuse(self, dialect: Dialect, request: Request, place: Place, conversation: Talk) -> Response:
-        path = request.url.path.removeprefix(f"/{place.episode_id}")
+        path = _path(request).removeprefix(f"/{place.episode_id}")
         why = f"not supported: {_NOT_SERVED[path]} ({path}); ask /v1/chat/completions or /v1/messages"
         return _refused(dialect, conversation.fail(RequestRefused("not_served", why)))
 
@@ -217,6 +223,25 @@ class AgentServer:
             yield event
 
 
+class _Protocol(H11Protocol):
+    """Protocol of uvicorn, whose own answers a body that breaks HTTP's rules although its request has been answered."""
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn hands it over
+        if self.cycle is not None:
+            # Whatever is still made for this connection is for nobody.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            # Without a body, which an answer to HEAD cannot have.
+            headers = [(b"connection", b"close"), (b"content-length", b"0")]
+            answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (answer, h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+
 class _Server(uvicorn.Server):
     """Server within the worker, which handles the signals itself and says when it is over."""
 
@@ -233,6 +258,12 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _path(request: Request) -> str:
+    """Path as it came: that of `request.url` is put together with whatever the request calls the host."""
+    path: str = request.scope["path"]
+    return path
+
+
 async def _body(request: Request) -> bytes:
     body = bytearray()
     async for piece in request.stream():
@@ -244,7 +275,11 @@ async def _body(request: Request) -> bytes:
 
 def _asked(dialect: Dialect, body: bytes) -> Asked:
     try:
-        return dialect.read(must_be(json.loads(body), dict, "body"))
+        # Not of bytes: Python's reader lets halves of characters (lone surrogates) pass there, and other encodings.
+        found = json.loads(body.decode())
+        if _HALF.search(body):
+            json.dumps(found, ensure_ascii=False).encode()
+        return dialect.read(must_be(found, dict, "body"))
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise RequestRefused("invalid", f"not a request of this API: {describe(error)}") from error
 
@@ -256,6 +291,8 @@ def _said(error: BaseException) -> tuple[int, str, str, str]:
         return status, "api_error" if status == 503 else "invalid_request_error", error.code, str(error)
     if isinstance(error, EpisodeFull):
         return 400, "invalid_request_error", "context_length_exceeded", f"maximum context length: {error}"
+    if isinstance(error, InvalidRequest):
+        return 400, "invalid_request_error", error.reason, error.message
     return 500, "api_error", getattr(error, "reason", "failed"), describe(error)
 
 

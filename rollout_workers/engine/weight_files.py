@@ -7,20 +7,39 @@ SGLang's update from disk trusts its files more than it should:
 
 Both show in the headers of the files, which cost a few KB to read. The format: 8 bytes little-endian length n, n bytes
 of JSON {name: {dtype, shape, data_offsets}}, data (https://github.com/huggingface/safetensors#format).
+
+Invariants: nothing outside of the directory is read, whatever an index names. What the safetensors library refuses is
+refused here, by name and before any value is read: tensors tile the values, each in the size of its type and shape.
 """
 
 import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from buffer_wire.limits import is_file_name
 
 Layout = Mapping[str, tuple[int, ...]]
 """Shape of every tensor of a model, by name."""
 
 INDEX_FILE = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+MAX_HEADER_BYTES = 100_000_000
+"""Largest header, which is the format's own bound, and largest index."""
+MAX_NAME_CHARS = 1_024
+"""Longest name of a tensor: it is taken apart by its dots."""
+MAX_DIMENSIONS = 64
+_BITS = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+"""Bits of a value of each type that safetensors has."""
+_SHOWN = 120
+"""Characters that are said of what a file gives as a name or a value."""
 
 
 class UnloadableWeights(ValueError):
@@ -98,16 +117,48 @@ def _numbered(name: str) -> list[str]:
     return [".".join(parts[: at + 1]) for at, part in enumerate(parts) if part.isdecimal()]
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """JSON object of a small file. Blocking. Raises UnloadableWeights, OSError."""
+    size = path.stat().st_size
+    if size > MAX_HEADER_BYTES:
+        raise UnloadableWeights(f"{path} has {size} bytes; at most {MAX_HEADER_BYTES} are read")
+    return _object(path.read_bytes(), f"{path} cannot be read")
+
+
+def _object(raw: bytes, refusal: str) -> dict[str, Any]:
+    """JSON object as the safetensors library reads it, which knows neither NaN nor names that are given twice."""
+    try:
+        found = json.loads(raw.decode(), parse_constant=_no_number, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise UnloadableWeights(f"{refusal}: {error}") from None
+    if not isinstance(found, dict):
+        raise UnloadableWeights(f"{refusal}: it is no JSON object")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
 def _weight_files(directory: Path) -> list[Path]:
     if not directory.is_dir():
         raise UnloadableWeights(f"{directory} is not a directory")
     index = directory / INDEX_FILE
     if index.is_file():
-        try:
-            names = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UnloadableWeights(f"{index} cannot be read: {error}") from error
-        return sorted(directory / name for name in names)
+        names = read_object(index).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise UnloadableWeights(f"{index} has no weight_map, or an empty one")
+        for name in names.values():
+            if not isinstance(name, str) or not is_file_name(name) or not _is_text(name):
+                raise UnloadableWeights(f"{index} names {_shown(name)}: no relative path without '..'")
+        return sorted({directory / name for name in names.values()})
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise UnloadableWeights(f"{directory} holds no .safetensors file")
@@ -121,25 +172,61 @@ def _read_header(file: Path) -> list[StoredTensor]:
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
         if length > min(MAX_HEADER_BYTES, size - 8):
             raise UnloadableWeights(f"{file} is cut short or is no safetensors file ({size} bytes)")
-        raw = stream.read(length)
-    try:
-        header: dict[str, Any] = json.loads(raw)
-        header.pop("__metadata__", None)
-        data = 8 + length
-        tensors = [
-            StoredTensor(
-                name,
-                str(entry["dtype"]),
-                tuple(int(n) for n in entry["shape"]),
-                file,
-                data + int(entry["data_offsets"][0]),
-                data + int(entry["data_offsets"][1]),
-            )
-            for name, entry in header.items()
-        ]
-    except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
-        raise UnloadableWeights(f"{file} has an unreadable header: {error}") from error
-    end = max((tensor.end for tensor in tensors), default=data)
+        header = _object(stream.read(length), f"{file} has an unreadable header")
+    about = header.pop("__metadata__", None)
+    if about is not None and not _are_texts(about):
+        raise UnloadableWeights(f"{file} has a __metadata__ that is no map of texts")
+    tensors = [_tensor(file, 8 + length, name, entry) for name, entry in header.items()]
+    end = 8 + length
+    for tensor in sorted(tensors, key=attrgetter("start", "end")):
+        if tensor.start != end:
+            where = f"at byte {tensor.start} and not at {end}, where the values before it end"
+            raise UnloadableWeights(f"{file}: {tensor.name} begins {where}")
+        end = tensor.end
     if size != end:
         raise UnloadableWeights(f"{file} has {size} bytes, its header promises {end}")
     return tensors
+
+
+def _tensor(file: Path, data: int, name: str, entry: Any) -> StoredTensor:  # noqa: ANN401 - JSON
+    """Tensor of an entry of a header. `data`: the place of the first value in the file."""
+    if len(name) > MAX_NAME_CHARS or not _is_text(name):
+        raise UnloadableWeights(f"{file} names a tensor {_shown(name)}: no text of at most {MAX_NAME_CHARS} characters")
+    parts: list[Any] = [entry.get(key) if isinstance(entry, dict) else None for key in _ENTRY]
+    dtype, shape, offsets = parts
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise UnloadableWeights(f"{file}: {name} has dtype {_shown(dtype)}, which safetensors does not know")
+    if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS:
+        raise UnloadableWeights(f"{file}: {name} has shape {_shown(shape)}, no list of at most {MAX_DIMENSIONS} counts")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise UnloadableWeights(f"{file}: {name} has data_offsets {_shown(offsets)}, no two counts")
+    begin, end = offsets
+    if (end - begin) * 8 != prod(shape) * _BITS[dtype]:
+        raise UnloadableWeights(f"{file}: {name} has {end - begin} bytes for {dtype} {_shown(shape)}")
+    return StoredTensor(name, dtype, tuple(shape), file, data + begin, data + end)
+
+
+_ENTRY = ("dtype", "shape", "data_offsets")
+
+
+def _are_counts(values: Any) -> bool:  # noqa: ANN401 - JSON
+    """True for a list of integers from 0 that 64 bits hold."""
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 64 for value in values)
+
+
+def _are_texts(about: Any) -> bool:  # noqa: ANN401 - JSON
+    """True for an object whose names and values are texts."""
+    return isinstance(about, dict) and all(
+        isinstance(text, str) and _is_text(name + text) for name, text in about.items()
+    )
+
+
+def _is_text(text: str) -> bool:
+    """False for half a character (a lone surrogate), which JSON can escape and no file can be named by."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _shown(value: object) -> str:
+    """Representation of what a file says, in part where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -1,14 +1,11 @@
 """Options of a relay: one frozen value, checked when it is made."""
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from buffer_wire.connection.access import Access
 from buffer_wire.errors import InvalidField
-from rollout_workers.options import is_base_url
-
-_LISTEN = re.compile(r"(?:[A-Za-z0-9._-]{0,200}|\[[0-9A-Fa-f:]+\]):\d{1,5}")
+from rollout_workers.options import is_base_url, is_listen
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +48,8 @@ class RelayOptions:
         for url in self.upstreams:
             if not is_base_url(url):
                 raise InvalidField("upstreams", url, "http://host:port or https://host:port")
-        if not _LISTEN.fullmatch(self.listen):
-            raise InvalidField("listen", self.listen, "host:port")
+        if not is_listen(self.listen):
+            raise InvalidField("listen", self.listen, "host:port, with a port from 0 to 65535")
         for name, least, most in (
             ("max_bytes", 1, 1 << 60),
             ("max_mbps", 0, 1e6),

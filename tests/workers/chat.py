@@ -23,4 +23,4 @@ class ChatTokenizer:
         return [_MARKS[char] if char in _MARKS else OFFSET + ord(char) for char in text]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return "".join(_PRINTED[token] if token in _PRINTED else chr(token - OFFSET) for token in token_ids)
+        return "".join(_PRINTED[token] if token in _PRINTED else chr(max(token - OFFSET, 0)) for token in token_ids)

@@ -126,6 +126,7 @@ def _fit_queue(values: dict[str, Any], unit: str, quota: int) -> None:
     )
     micro = values.get("micro_batch_groups", 0)
     queues = batches * -(-values.get("batch_groups", defaults.batch_groups) // micro) if micro else batches
+    queues = max(queues, 1)  # A policy without batches is refused later, by the name of its field.
     if unit == "tokens" and not values.get(cap):
         values[cap] = quota // queues
     if unit == "bytes" and cap not in values:

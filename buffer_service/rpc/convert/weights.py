@@ -1,6 +1,7 @@
 """Manifests and engine reports. A manifest is kept as its deterministic bytes, so that equal ones compare equal."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from buffer_service.domain import ops
 from buffer_service.rpc.convert import fields
@@ -74,32 +75,48 @@ def _files(files: pb.FilesManifest, at: str) -> None:
     if not files.base_url.startswith(_SCHEMES):
         raise InvalidField(f"{at}.base_url", files.base_url, "an absolute path, file:///, http:// or https://")
     fields.line(files.base_url, f"{at}.base_url", 1, _URL_CHARS)
+    if files.base_url.startswith(_HTTP):
+        _http_url(files.base_url, f"{at}.base_url")
     fields.count(files.mirrors, f"{at}.mirrors", 0, 16)
     for i, mirror in enumerate(files.mirrors):
-        if not mirror.startswith(_HTTP):
-            raise InvalidField(f"{at}.mirrors[{i}]", mirror, "http:// or https://")
-        fields.line(mirror, f"{at}.mirrors[{i}]", 1, 256)
+        _http_url(fields.line(mirror, f"{at}.mirrors[{i}]", 1, 256), f"{at}.mirrors[{i}]")
     fields.count(files.files, f"{at}.files", 1, 4_096)
     fields.unique((file.name for file in files.files), f"{at}.files")
     names = {file.name for file in files.files}
     for i, file in enumerate(files.files):
         _name(file.name, f"{at}.files[{i}].name")
+        _size(file.size_bytes, f"{at}.files[{i}].size_bytes")
         _digest(file.sha256, f"{at}.files[{i}].sha256")
-        fields.count(file.patches, f"{at}.files[{i}].patches", 0, 4)
+        fields.count(file.patches, f"{at}.files[{i}].patches", 0, limits.MAX_PATCHES)
         for k, patch in enumerate(file.patches):
             _name(patch.name, f"{at}.files[{i}].patches[{k}].name")
             if patch.name in names:
                 raise InvalidField(f"{at}.files[{i}].patches[{k}].name", patch.name, "a name that nothing else has")
             names.add(patch.name)
+            _size(patch.size_bytes, f"{at}.files[{i}].patches[{k}].size_bytes")
             _digest(patch.sha256, f"{at}.files[{i}].patches[{k}].sha256")
             _digest(patch.base_sha256, f"{at}.files[{i}].patches[{k}].base_sha256")
+    if clash := limits.directory_among(names):
+        raise InvalidField(f"{at}.files", clash, "no name of a file that another one lies below")
 
 
 def _name(name: str, at: str) -> None:
     if not limits.is_file_name(name):
         raise InvalidField(
-            at, name, 'a relative path of at most 256 characters without "..", "\\" and control characters'
+            at,
+            name,
+            'a relative path of at most 256 characters, each part at most 255 bytes, without "..", "\\" and control '
+            "characters",
         )
+
+
+def _http_url(url: str, at: str) -> None:
+    if not limits.is_http_url(url):
+        raise InvalidField(at, url, "http:// or https://, with a host and, if any, a port from 1 to 65535")
+
+
+def _size(value: int, at: str) -> None:
+    fields.number(value, at, 0, limits.MAX_WEIGHT_FILE_BYTES)
 
 
 def _digest(sha256: bytes, at: str) -> None:
@@ -135,8 +152,8 @@ def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
     if message.state not in _STATES:
         raise InvalidField("report.state", message.state, "one of EngineState")
     fields.line(message.weights_url, "report.weights_url", 0, 256)
-    if message.weights_url and not message.weights_url.startswith(_HTTP):
-        raise InvalidField("report.weights_url", message.weights_url, "http:// or https://, or empty")
+    if message.weights_url:
+        _http_url(message.weights_url, "report.weights_url")
     fields.line(message.weights_from, "report.weights_from", 0, 512)
     return ops.EngineReport(
         engine_id=fields.name(message.engine_id, "report.engine_id"),
@@ -156,8 +173,13 @@ def report(request: pb.ReportEngineRequest) -> ops.EngineReport:
         decode_busy_ms=_counter(message.decode_busy_ms, "report.decode_busy_ms"),
         decode_request_ms=_counter(message.decode_request_ms, "report.decode_request_ms"),
         reload_counters=_reload_counters(message.reload_phases),
-        **{name: _counter(getattr(message, name), f"report.{name}") for name in ENGINE_SAMPLES},
+        **_samples(message),
     )
+
+
+def _samples(message: pb.EngineReport) -> dict[str, Any]:
+    """Fields of ENGINE_SAMPLES."""
+    return {name: _counter(getattr(message, name), f"report.{name}") for name in ENGINE_SAMPLES}
 
 
 def _reload_counters(phases: Sequence[pb.ReloadPhaseTime]) -> Sequence[int]:

@@ -6,7 +6,6 @@ the files show it. PEFT's names: `base_model.model.` + the layer's name + `.lora
 [out, r], for a layer whose weight is [out, in].
 """
 
-import json
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -48,11 +47,9 @@ def check_adapter(directory: Path, model: Layout | None) -> None:
 def _check_config(directory: Path) -> None:
     path = directory / ADAPTER_CONFIG
     try:
-        wrong = unfit(json.loads(path.read_bytes()))
+        wrong = unfit(weight_files.read_object(path))
     except OSError as error:
         raise UnloadableWeights(f"{path}: {error.strerror or error}") from error
-    except (ValueError, AttributeError) as error:
-        raise UnloadableWeights(f"{path} cannot be read: {error}") from error
     if wrong:
         raise UnloadableWeights(f"{path} says {wrong}; engines take {TAKEN}")
 

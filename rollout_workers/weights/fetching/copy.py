@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
-from rollout_workers.weights.files import check_content, hash_into
+from rollout_workers.weights.files import check_content, check_source, hash_into
 
 
 def take_file(label: str, origin: Path, file: weights_pb2.WeightFile, target: Path) -> None:
@@ -21,6 +21,7 @@ def take_file(label: str, origin: Path, file: weights_pb2.WeightFile, target: Pa
     state = hashlib.sha256()
     target.unlink(missing_ok=True)
     try:
+        check_source(label, file, origin)
         if _link(origin, target):
             size = hash_into(target, state)
         else:

@@ -11,6 +11,7 @@ from typing import Protocol
 import structlog
 
 from buffer_wire.errors import RolloutBufferError
+from buffer_wire.limits import is_http_url
 from rollout_workers.service.client import ServiceClient
 from rollout_workers.versions import Version
 
@@ -63,6 +64,6 @@ class ReportedPeers:
         known: dict[Version, set[str]] = {}
         for engine in engines:
             url = engine.weights_url.rstrip("/")
-            if url.startswith(("http://", "https://")) and url != self.own_url and engine.silent_ms < _ALIVE_MS:
+            if is_http_url(url) and url != self.own_url and engine.silent_ms < _ALIVE_MS:
                 known.setdefault(Version.of(engine.loaded), set()).add(url)
         self._known = {version: sorted(urls) for version, urls in known.items()}

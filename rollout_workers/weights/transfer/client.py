@@ -42,9 +42,11 @@ class WeightClient:
         self.received_bytes += size
         await self._throttle.passed(size)
 
-    def get(self, url: str, headers: dict[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Ask for a file. Raises aiohttp's errors."""
-        return self._asked("GET", url, headers)
+    def get(
+        self, url: str, headers: dict[str, str], *, may_redirect: bool = False
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Ask for a file. `may_redirect`: the server may name another place, anywhere. Raises aiohttp's errors."""
+        return self._asked("GET", url, headers, may_redirect=may_redirect)
 
     def head(self, url: str, headers: dict[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Ask for what there is of a file. Raises aiohttp's errors."""
@@ -62,6 +64,11 @@ class WeightClient:
                 response.request_info, response.history, status=401, message=why, headers=response.headers
             )
         response.raise_for_status()
+        if response.status not in (200, 206):
+            why = f"status {response.status} in place of a file"
+            raise aiohttp.ClientResponseError(
+                response.request_info, response.history, status=response.status, message=why, headers=response.headers
+            )
 
     async def close(self) -> None:
         """Close connections."""
@@ -70,7 +77,7 @@ class WeightClient:
             self._session = None
 
     def _asked(
-        self, method: str, url: str, headers: dict[str, str]
+        self, method: str, url: str, headers: dict[str, str], *, may_redirect: bool = False
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -81,7 +88,8 @@ class WeightClient:
         if token and self._may_carry(url):
             sent["Authorization"] = bearer(token)
         over_tls = urlsplit(url).scheme == "https"
-        return self._session.request(method, url, headers=sent, ssl=self._context() if over_tls else True)
+        tls = self._context() if over_tls else True
+        return self._session.request(method, url, headers=sent, ssl=tls, allow_redirects=may_redirect)
 
     def _may_carry(self, url: str) -> bool:
         parts = urlsplit(url)

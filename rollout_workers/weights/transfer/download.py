@@ -29,6 +29,8 @@ DOUBT = {"Cache-Control": "no-cache"}
 
 _BACKOFF = Backoff(first_s=0.1, ceiling_s=2.0)
 _DOUBT_S = 5.0
+MOST_SAID = 300
+"""Characters of an error that are said: it quotes what a server sent."""
 _log = structlog.get_logger()
 
 
@@ -143,7 +145,7 @@ class Download:
                     async with asyncio.timeout(None if self._patience_s else self._left()):
                         await self._attempt(url, me, group)
                 except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-                    why = f"{url}: {error}" if str(error) else f"{url}: {type(error).__name__}"
+                    why = f"{url}: {str(error)[:MOST_SAID] or type(error).__name__}"
                     self._sources.failed(url)
                 else:
                     continue
@@ -175,7 +177,9 @@ class Download:
         failed, began = True, time.monotonic()
         rates.began(url)
         try:
-            async with self._client.get(url, headers) as response:
+            # A peer or a mirror must not send this worker to wherever it cannot reach itself.
+            to_any = self._sources.is_publisher(url)
+            async with self._client.get(url, headers, may_redirect=to_any) as response:
                 answered = time.monotonic()
                 rates.answered(url, answered - began)
                 began = answered
