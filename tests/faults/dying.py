@@ -2,7 +2,8 @@
 
 python -m tests.faults.dying trainer ADDRESS FOLDER KIND: a trainer with a journal in place of a model. It goes on from
 the last checkpoint in it, and dies at the next place that its kind of work names, once at each.
-python -m tests.faults.dying worker …: `rollout-buffer worker`, which dies while it makes a file of a patch.
+python -m tests.faults.dying worker …: `rollout-buffer worker`, which dies while it makes a file of a patch, or
+fetches an adapter.
 """
 
 import json
@@ -18,9 +19,10 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from buffer_wire.weights import patch
-from tests.faults.kinds_of_work import KINDS, POLICY, STEPS, Kind, digest
+from buffer_wire.weights.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LORA
+from tests.faults.kinds_of_work import KINDS, KINDS_OF_WEIGHTS, POLICY, STEPS, Kind, digest
 from trainer_client import BufferClient, ClientOptions, SessionOptions
-from trainer_client.publish import FilesPublisher, files, patches
+from trainer_client.publish import AdapterPublisher, FilesPublisher, files, patches
 
 RUN = "r"
 MODEL = "model.safetensors"
@@ -71,12 +73,12 @@ def train(address: str, folder: Path, kind: Kind) -> None:
     place = next((place for place in kind.deaths if place not in journal.of("death")), "")
     with (
         BufferClient(address, ClientOptions(timeout_s=60)) as client,
-        FilesPublisher(folder / "published", serve="http", patches=2) as publisher,
+        FilesPublisher(folder / "published", serve="http", patches=0 if kind.adapters else 2) as publisher,
         client.session(
             RUN,
             policy=POLICY,
             tasks=kind.tasks(),
-            publisher=publisher,
+            publisher=AdapterPublisher(publisher) if kind.adapters else publisher,
             next_step=next_step,
             options=SessionOptions(pull_timeout_s=90, max_pending_tasks=16, chunk_tasks=4),
         ) as session,
@@ -98,7 +100,7 @@ def train(address: str, folder: Path, kind: Kind) -> None:
             _hold(journal, batch.step)
             journal.write(step=[batch.step, {group.task_id: digest(group) for group in batch.groups}])
             arrive("pulled")
-            session.publish(partial(_save, model(session.version + 1), arrive))
+            session.publish(partial(_save_adapter if kind.adapters else _save, model(session.version + 1), arrive))
             arrive("published")
             if session.next_step % CHECKPOINT_EVERY == 0:
                 journal.write(checkpoint=session.next_step)
@@ -111,8 +113,14 @@ def _hold(journal: Journal, step: int) -> None:
         time.sleep(0.02)
 
 
-def _save(content: bytes, arrive: Callable[[str], None], directory: Path) -> None:
-    with (directory / MODEL).open("wb") as file:
+def _save_adapter(content: bytes, arrive: Callable[[str], None], directory: Path) -> None:
+    (directory / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": LORA, "r": 8}))
+    arrive("between")
+    _save(content, arrive, directory, ADAPTER_WEIGHTS)
+
+
+def _save(content: bytes, arrive: Callable[[str], None], directory: Path, name: str = MODEL) -> None:
+    with (directory / name).open("wb") as file:
         file.write(content[: len(content) // 2])
         file.flush()
         arrive("saving")
@@ -145,9 +153,10 @@ def _set_traps(publisher: FilesPublisher, arrive: Callable[[str], None]) -> None
 
 
 def work(arguments: list[str]) -> None:
-    """A worker that dies when it has made half of a file of a patch."""
+    """A worker that dies when it has made half of a file of a patch, or fetched half of an adapter's weights."""
     from buffer_cli.main import app
     from rollout_workers.weights.fetching import earlier
+    from rollout_workers.weights.transfer.download import Download
 
     def apply_patch(base: BinaryIO, changes: BinaryIO, take: Callable[[bytes], object]) -> None:
         made = bytearray()
@@ -155,7 +164,16 @@ def work(arguments: list[str]) -> None:
         take(bytes(made[: len(made) // 2]))
         die()
 
+    fetch = Download.run
+
+    async def run(download: Download, *args: Any, **kwargs: Any) -> None:
+        await fetch(download, *args, **kwargs)
+        if download._target.name == ADAPTER_WEIGHTS:
+            os.truncate(download._target, download._target.stat().st_size // 2)
+            die()
+
     setattr(earlier, "apply_patch", apply_patch)  # noqa: B010 - its own name in that module
+    setattr(Download, "run", run)  # noqa: B010
     app(["worker", *arguments])
 
 
@@ -163,4 +181,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "worker":
         work(sys.argv[2:])
     else:
-        train(sys.argv[2], Path(sys.argv[3]), KINDS[sys.argv[4]])
+        train(sys.argv[2], Path(sys.argv[3]), (KINDS | KINDS_OF_WEIGHTS)[sys.argv[4]])

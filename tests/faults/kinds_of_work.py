@@ -47,16 +47,19 @@ class Kind:
     deaths: tuple[str, ...]
     """Places in a step where the trainer dies, in the order of its lives.
 
-    pulled: the batch is in hand; saving: the model is written in part; patching: a patch is there, another one is not;
-    renamed: the files are in place, and not noted; written: nobody is told of them; published: all is told, and not yet
-    checkpointed.
+    pulled: the batch is in hand; between: one file of an adapter is written, the other one is not; saving: the model is
+    written in part; patching: a patch is there, another one is not; renamed: the files are in place, and not noted;
+    written: nobody is told of them; published: all is told, and not yet checkpointed.
     """
     check_group: Callable[[Group, Callable[[str], bytes]], None] = lambda _group, _read: None
     """Fails for a group that is not as it was made; it is given the reader of the run's blobs."""
+    adapters: bool = False
+    """True where the trainer publishes adapters, else whole models with patches."""
+    steps: int = STEPS
 
     def tasks(self) -> list[Task]:
         """All tasks of a run."""
-        return [self.task(i) for i in range(STEPS * BATCH_GROUPS)]
+        return [self.task(i) for i in range(self.steps * BATCH_GROUPS)]
 
 
 def digest(group: Group) -> str:
@@ -138,6 +141,10 @@ def flaky(sample: RewardInput) -> float:
 def check_failure(sample: Sample) -> None:
     is_odd = bool(sample.token_ids[-1] % 2)
     assert (sample.failure, sample.reward) == (("odd", -1.0) if is_odd else ("", 1.0))
+
+
+def check_plain(sample: Sample) -> None:
+    assert sample.reward == sample.tokens - sample.prompt_len
 
 
 # ── an agent ─────────────────────────────────────────────────────────────────
@@ -299,3 +306,14 @@ KINDS = {
         game, check_game, (*SPEED, "--reward", "", "--agent", f"{__name__}:play"), ("pulled", "saving", "published")
     ),
 }
+KINDS_OF_WEIGHTS = {
+    "adapters": Kind(
+        plain,
+        check_plain,
+        (*SPEED, "--reward", f"{__name__}:length"),
+        ("between", "saving", "renamed", "written"),
+        adapters=True,
+        steps=18,
+    ),
+}
+"""Kinds of work that differ in what is published."""
