@@ -58,8 +58,9 @@ ENGINE_SAMPLES = (
     "moved_samples",
     "surplus_samples",
     "surplus_tokens",
+    "takes_buckets",
 )
-"""Numbers of an engine's samples, as its worker says them: fields of a report, in the order of the store."""
+"""Numbers of an engine's samples and what it can take, as its worker says: fields of a report, in the store's order."""
 
 ENGINES = ("decoded_tokens", "decode_busy_ms", "decode_request_ms")
 """Totals over all engines, as their workers report them.

@@ -201,6 +201,8 @@ class EngineInfo:
     """Requests decoded at once; further ones wait inside the engine."""
     heeds_seeds: bool = True
     """True if the engine draws by the seeds of its requests."""
+    takes_buckets: bool = False
+    """True if `receive` takes tensors in buckets."""
     notices: tuple[str, ...] = ()
     """Notices for whoever runs the engine, though it works."""
 
@@ -328,11 +330,19 @@ class Engine(Protocol):
         ...
 
     async def receive(
-        self, tensors: Sequence[TensorSpec], *, group_name: str, version_label: str, deadline_s: float
+        self,
+        tensors: Sequence[TensorSpec],
+        *,
+        buckets: Sequence[int] = (),
+        group_name: str,
+        version_label: str,
+        deadline_s: float,
     ) -> None:
         """Take `tensors`, broadcast in this order, as the weights named `version_label`; verified when it returns.
 
-        For a paused engine. Raises EngineLoadFailed, whose `weights` says whether the old ones are still in place.
+        `buckets`: numbers of successive tensors that come as one, of their bytes, with all of them in it; empty: each
+        comes by itself. For a paused engine. Raises EngineLoadFailed, whose `weights` says whether the old ones are
+        still in place.
         """
         ...
 

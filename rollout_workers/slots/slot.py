@@ -341,4 +341,5 @@ class EngineSlot:
         report.kv_usage_milli = round(1_000 * self.load.token_usage)
         report.moved_samples = self.moved_samples
         report.surplus_samples, report.surplus_tokens = self.surplus_samples, self.surplus_tokens
+        report.takes_buckets = self.info.takes_buckets
         return report

@@ -174,6 +174,9 @@ class PlanFollower:
             # This process has not prepared anything: another one of this name did, and is gone.
             self._joined = plan.process_group_of(slot.engine_id)
             raise self._refusal(plan, "this worker was started after the engine had been prepared")
+        if plan.buckets and (sum(plan.buckets) != len(plan.tensors) or not slot.info.takes_buckets):
+            why = f"{len(plan.tensors)} tensors come in buckets of {sum(plan.buckets)}, which this engine cannot take"
+            raise self._refusal(plan, why)
         await slot.engine.check_tensors(plan.tensors)
         process_group = plan.process_group_of(slot.engine_id)
         # The number alone does not tell a group from that of an earlier trainer.
@@ -197,6 +200,7 @@ class PlanFollower:
         with slot.phases.during(weights_pb2.RELOAD_PHASE_LOAD):
             await slot.engine.receive(
                 plan.tensors,
+                buckets=plan.buckets,
                 group_name=plan.group_name,
                 version_label=plan.version.label,
                 deadline_s=plan.timeout_s + SLACK_S,

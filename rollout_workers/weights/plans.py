@@ -34,6 +34,8 @@ class Plan:
     world_size: int
     tensors: tuple[TensorSpec, ...]
     """Tensors in the order in which they are sent."""
+    buckets: tuple[int, ...]
+    """Number of tensors in each bucket, in order; empty: each is sent by itself."""
     timeout_s: float
     """Timeout of joining, and of receiving."""
     established: bool
@@ -54,6 +56,7 @@ class Plan:
             master_port=wire.master_port,
             world_size=wire.world_size,
             tensors=tuple(TensorSpec(tensor.name, tensor.dtype, tuple(tensor.shape)) for tensor in wire.tensors),
+            buckets=tuple(wire.bucket_tensors),
             timeout_s=wire.timeout_ms / 1000,
             established=wire.established,
         )

@@ -45,8 +45,8 @@ def updates(fake: FakeSglang) -> list[str]:
     return [path for path in fake.order if "weight" in path and "model_info" not in path]
 
 
-async def receive(engine: SglangEngine, *, deadline_s: float = 5) -> None:
-    await engine.receive(TENSORS, group_name="g", version_label="1.2", deadline_s=deadline_s)
+async def receive(engine: SglangEngine, *, buckets: tuple[int, ...] = (), deadline_s: float = 5) -> None:
+    await engine.receive(TENSORS, buckets=buckets, group_name="g", version_label="1.2", deadline_s=deadline_s)
 
 
 # --- tensors by value -------------------------------------------------------------------------------------------
@@ -238,12 +238,39 @@ async def test_broadcast_says_what_comes_and_is_asked_for_once(fake: FakeSglang,
             "names": ["a", "b"],
             "dtypes": ["float32", "bfloat16"],
             "shapes": [[2, 3], []],
+            "load_format": None,
             "group_name": "g",
             "weight_version": "1.2",
             "flush_cache": True,
             "abort_all_requests": False,
         }
     ]
+
+
+async def test_each_bucket_is_asked_for_and_the_last_one_names_the_weights(
+    fake: FakeSglang, engine: SglangEngine
+) -> None:
+    await receive(engine, buckets=(1, 1))
+    assert updates(fake) == [BEGIN, DISTRIBUTED, DISTRIBUTED, END]
+    said = [
+        (body["names"], body["load_format"], body["weight_version"], body["flush_cache"])
+        for body in fake.received[DISTRIBUTED]
+    ]
+    assert said == [(["a"], "flattened_bucket", None, False), (["b"], "flattened_bucket", "1.2", True)]
+
+
+@pytest.mark.parametrize(("good", "weights"), [(0, "kept"), (1, "unknown")])
+async def test_bucket_that_does_not_come_leaves_a_mixture_unless_it_is_the_first(
+    fake: FakeSglang, engine: SglangEngine, good: int, weights: str
+) -> None:
+    async def breaks(body: Any) -> web.StreamResponse:
+        return refused("Failed to receive weights: Connection closed by peer")
+
+    fake.in_turn(DISTRIBUTED, *[fake.handlers[DISTRIBUTED]] * good, breaks)
+    with pytest.raises(EngineLoadFailed) as failed:
+        await receive(engine, buckets=(1, 1))
+    assert failed.value.weights == weights
+    assert not fake.session_open
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ The trainer's side of a process group is built here from torch alone.
 
 import asyncio
 import datetime as dt
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from rollout_workers.engine.types import (
     TensorSpec,
 )
 from tests.engine.conftest import CONSTANT_TOKENS, Models
+from trainer_client.publish.collective.buckets import bucket_counts, packed
+from trainer_client.publish.named_tensors import specs_of
 
 # The first of these to run starts the server.
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -77,10 +79,10 @@ class Sender:
         )
         c10d._world.pg_group_ranks[self._group] = {i: i for i in range(self.world_size)}
 
-    def send(self, tensors: dict[str, Any]) -> None:
+    def send(self, tensors: Iterable[Any]) -> None:
         import torch.distributed as dist
 
-        for tensor in tensors.values():
+        for tensor in tensors:
             dist.broadcast(tensor, src=0, group=self._group)
 
     def close(self) -> None:
@@ -111,15 +113,26 @@ def specs(tensors: dict[str, Any]) -> list[TensorSpec]:
     return [TensorSpec(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()]
 
 
+def counts_of(tensors: dict[str, Any]) -> tuple[int, ...]:
+    """The tensors of each bucket of 100 KB, of some 400 KB in all."""
+    counts = bucket_counts(specs_of(tensors.items)[0], 100_000)
+    assert 2 < len(counts) < len(tensors)
+    return counts
+
+
 async def join(engine: SglangEngine, sender: Sender) -> None:
     await asyncio.gather(asyncio.to_thread(sender.open), engine.join_group(sender.process_group, deadline_s=20))
 
 
-async def broadcast(engine: SglangEngine, sender: Sender, model: Path, label: str) -> None:
+async def broadcast(engine: SglangEngine, sender: Sender, model: Path, label: str, *, bucketed: bool) -> None:
     tensors = tensors_of(model)
     await engine.check_tensors(specs(tensors))
-    receiving = engine.receive(specs(tensors), group_name=sender.name, version_label=label, deadline_s=20)
-    await asyncio.gather(asyncio.to_thread(sender.send, tensors), receiving)
+    counts = counts_of(tensors) if bucketed else ()
+    sent = packed(iter(tensors.values()), counts) if bucketed else tensors.values()
+    receiving = engine.receive(
+        specs(tensors), buckets=counts, group_name=sender.name, version_label=label, deadline_s=20
+    )
+    await asyncio.gather(asyncio.to_thread(sender.send, sent), receiving)
 
 
 async def tokens(engine: SglangEngine) -> set[tuple[int, str]]:
@@ -146,28 +159,29 @@ async def test_all_ways_leave_the_same_weights(
     ways: dict[str, Callable[[Path, str], Any]] = {
         "files": engine.load_files,
         "tensors": engine.load_tensors,
-        "broadcast": lambda path, label: broadcast(engine, sender, path, label),
+        "broadcast": lambda path, label: broadcast(engine, sender, path, label, bucketed=False),
+        "buckets": lambda path, label: broadcast(engine, sender, path, label, bucketed=True),
     }
     left = {}
     for i, (way, load) in enumerate(ways.items()):
+        token = i % len(CONSTANT_TOKENS)
         busy = asyncio.create_task(
             engine.generate([SampleRequest(sample_index=0, input_ids=PROMPT, max_new_tokens=1500, ignore_eos=True)])
         )
         async with asyncio.timeout(20):
             while (await engine.load()).running != 1:  # noqa: ASYNC110 -- the server can only be asked
                 await asyncio.sleep(0.02)
-        for j, model in enumerate((models.constant[i], models.random[1])):
+        for j, model in enumerate((models.constant[token], models.random[1])):
             await engine.pause(mode)
             await load(model, f"{i + 1}.{j}")
             await engine.resume()
             if j == 0:
-                assert await tokens(engine) == {(CONSTANT_TOKENS[i], f"{i + 1}.0")}
+                assert await tokens(engine) == {(CONSTANT_TOKENS[token], f"{i + 1}.0")}
         left[way] = await engine.checksums()
         (sample,) = await busy
         assert (sample.finish_reason == "abort") == (mode is PauseMode.ABORT)
     assert len(left["files"]) > 10
-    assert left["tensors"] == left["files"]
-    assert left["broadcast"] == left["files"]
+    assert all(way == left["files"] for way in left.values())
 
 
 async def test_sender_that_goes_away_leaves_the_old_weights(
@@ -182,7 +196,7 @@ async def test_sender_that_goes_away_leaves_the_old_weights(
     )
     # Half of it has arrived for sure when the rest is asked for.
     first_half = dict(list(tensors.items())[: len(tensors) // 2])
-    await asyncio.to_thread(sender.send, first_half)
+    await asyncio.to_thread(sender.send, first_half.values())
     sender.close()
     with pytest.raises(EngineLoadFailed, match="Failed to receive weights") as failed:
         await receiving
@@ -190,6 +204,30 @@ async def test_sender_that_goes_away_leaves_the_old_weights(
     await engine.leave_group(sender.name)
     await engine.resume()
     assert await tokens(engine) == {(CONSTANT_TOKENS[0], "3.0")}
+
+
+async def test_sender_that_goes_away_between_buckets_leaves_a_mixture_until_the_next_load(
+    member: tuple[SglangEngine, Sender], models: Models
+) -> None:
+    engine, sender = member
+    await engine.pause(PauseMode.RETRACT)
+    await engine.load_files(models.constant[0], "3.2")
+    tensors = tensors_of(models.constant[1])
+    counts = counts_of(tensors)
+    receiving = asyncio.create_task(
+        engine.receive(specs(tensors), buckets=counts, group_name=sender.name, version_label="3.3", deadline_s=20)
+    )
+    # What was sent has arrived for sure when the part of the next bucket is asked for.
+    first, second, *_ = packed(iter(tensors.values()), counts)
+    await asyncio.to_thread(sender.send, [first, second])
+    sender.close()
+    with pytest.raises(EngineLoadFailed, match="Failed to receive weights") as failed:
+        await receiving
+    assert failed.value.weights == "unknown"
+    await engine.leave_group(sender.name)
+    await engine.load_files(models.constant[2], "3.4")
+    await engine.resume()
+    assert await tokens(engine) == {(CONSTANT_TOKENS[2], "3.4")}
 
 
 async def test_engine_that_is_stuck_in_a_broadcast_is_free_when_the_sender_closes(
@@ -229,7 +267,7 @@ async def test_group_can_be_joined_again_under_the_same_name(engine: SglangEngin
             first.close()
             await join(engine, second)
             await engine.pause(PauseMode.RETRACT)
-            await broadcast(engine, second, models.constant[1], "5.1")
+            await broadcast(engine, second, models.constant[1], "5.1", bucketed=False)
             await engine.resume()
             assert await tokens(engine) == {(CONSTANT_TOKENS[1], "5.1")}
             second.close()

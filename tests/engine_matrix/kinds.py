@@ -15,6 +15,7 @@ HIDDEN = ("http", "collective", "tensors")
 """Kinds whose workers must not see the trainer's folder."""
 
 _JOIN_S = 60.0
+_BUCKET_BYTES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,6 @@ def way(kind: str, folder: Path, salt: int) -> Iterator[Way]:
         with TensorsPublisher(files()) as by_value:
             yield Way(by_value, partial(tensors_of, salt=salt))
     else:
-        # Without files: every version has to arrive by the broadcast.
-        with CollectivePublisher(timeout_s=_JOIN_S) as group:
+        # Without files: every version has to arrive by the broadcast, in several buckets.
+        with CollectivePublisher(timeout_s=_JOIN_S, bucket_bytes=_BUCKET_BYTES) as group:
             yield Way(group, partial(tensors_of, salt=salt))

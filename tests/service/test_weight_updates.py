@@ -105,6 +105,8 @@ def test_a_plan_of_a_trainer_that_was_taken_over_is_refused(rpc: Rpc) -> None:
         ({"tensors": [TENSOR(name="a", dtype="torch.float32")]}, "plan.tensors[0].dtype"),
         ({"tensors": [TENSOR(name="a", dtype="")]}, "plan.tensors[0].dtype"),
         ({"tensors": [TENSOR(name="a", dtype="float32", shape=[1] * 9)]}, "plan.tensors[0].shape"),
+        ({"bucket_tensors": [2]}, "plan.bucket_tensors"),
+        ({"bucket_tensors": [1, 0]}, "plan.bucket_tensors"),
         ({"tensors": [TENSOR(name="a", dtype="float32")] * 2}, "plan.tensors[1].name"),
         ({"tensors": [TENSOR(name="a", dtype="int8")] * 65_537}, "plan.tensors"),
         ({"tensors": [TENSOR(name=f"{i:0512}", dtype="float32") for i in range(2_048)]}, "plan"),
@@ -248,7 +250,7 @@ def test_a_run_shows_all_that_an_engine_reports(rpc: Rpc) -> None:
     run = rpc.create()
     prepared = common_pb2.WeightVersion(term=1, version=4)
     came_from = "http://relay:8090 16.0 MB at 12.0 MB/s"
-    samples = {name: number for number, name in enumerate(ENGINE_SAMPLES, 1)}
+    samples = {name: number for number, name in enumerate(ENGINE_SAMPLES, 1)} | {"takes_buckets": True}
     run.report(
         "e",
         membership=(1 << 53) - 1,

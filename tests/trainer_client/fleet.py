@@ -77,6 +77,7 @@ class FleetEngine:
         self.on_phase: Callable[[str], None] = lambda _: None
         self.state = "ready"
         self._received: list[dict[str, float]] = []
+        self.takes_buckets = True
         self.mute = False
         """True for a worker that is gone."""
         self.report: dict[str, Any] = {"membership": 0, "prepared": None, "errors": 0, "last_error": ""}
@@ -108,7 +109,8 @@ class FleetEngine:
     def view(self) -> Engine:
         """View as the run shows it."""
         silent_ms = round((time.monotonic() - self.reported_at) * 1000)
-        return Engine(self.engine_id, "w", self.state, self.loaded, 0, 0, silent_ms=silent_ms, **self._shown())
+        said = {**self._shown(), "takes_buckets": self.takes_buckets, "silent_ms": silent_ms}
+        return Engine(self.engine_id, "w", self.state, self.loaded, 0, 0, **said)
 
     def _shown(self) -> dict[str, Any]:
         return dict(self.report)
@@ -162,7 +164,7 @@ class FleetEngine:
             self._say(membership=plan.membership, prepared=plan.version)
             return
         specs = [(spec.name, spec.dtype, spec.shape) for spec in plan.tensors]
-        self._received.append(self.engine.call("receive", tensors=specs))
+        self._received.append(self.engine.call("receive", tensors=specs, buckets=plan.bucket_tensors))
         self.loaded = plan.version
         self._say(prepared=None)
 

@@ -4,10 +4,13 @@ As a program it is such an engine in a process of its own: reads one JSON comman
 """
 
 import json
+import math
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 import torch
@@ -40,14 +43,25 @@ class Receiver:
         )
         _world.pg_group_ranks[self._group] = {i: i for i in range(world_size)}
 
-    def receive(self, tensors: list[tuple[str, str, list[int]]]) -> dict[str, torch.Tensor]:
+    def receive(self, tensors: list[tuple[str, str, list[int]]], buckets: list[int]) -> dict[str, torch.Tensor]:
         received, handles = {}, []
+        if buckets:
+            coming = iter(tensors)
+            return {name: tensor for count in buckets for name, tensor in self._bucket(list(islice(coming, count)))}
         for name, dtype, shape in tensors:
             received[name] = torch.empty(shape, dtype=getattr(torch, dtype))
             handles.append(dist.broadcast(received[name], src=0, group=self._group, async_op=True))
         for handle in handles:
             handle.wait()
         return received
+
+    def _bucket(self, specs: list[tuple[str, str, list[int]]]) -> Iterator[tuple[str, torch.Tensor]]:
+        sizes = [math.prod(shape) * getattr(torch, dtype).itemsize for _, dtype, shape in specs]
+        bucket = torch.empty(sum(sizes), dtype=torch.uint8)
+        dist.broadcast(bucket, src=0, group=self._group)
+        for (name, dtype, shape), part in zip(specs, torch.split(bucket, sizes), strict=True):
+            # As SGLang does: a part at a place that is no multiple of its item size fails.
+            yield name, part.view(getattr(torch, dtype)).reshape(shape)
 
     def leave(self) -> None:
         group, self._group = self._group, None

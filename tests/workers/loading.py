@@ -62,12 +62,10 @@ class RecordingEngine(SimulatedEngine):
         self.calls.append(f"leave {group_name}")
         await super().leave_group(group_name)
 
-    async def receive(
-        self, tensors: Sequence[TensorSpec], *, group_name: str, version_label: str, deadline_s: float
-    ) -> None:
-        self.calls.append(f"receive {version_label} {[tensor.name for tensor in tensors]}")
-        receiving = super().receive(tensors, group_name=group_name, version_label=version_label, deadline_s=deadline_s)
-        await self._may_mix(receiving)
+    async def receive(self, tensors: Sequence[TensorSpec], *, buckets: Sequence[int] = (), **how: Any) -> None:
+        in_buckets = f" in buckets of {list(buckets)}" if buckets else ""
+        self.calls.append(f"receive {how['version_label']} {[tensor.name for tensor in tensors]}{in_buckets}")
+        await self._may_mix(super().receive(tensors, **how))
 
     async def _may_mix(self, loading: Any) -> None:
         try:

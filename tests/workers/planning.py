@@ -19,6 +19,7 @@ def plan(
     timeout_ms: int = 5_000,
     term: int = 1,
     established: bool = False,
+    bucket_tensors: tuple[int, ...] = (),
 ) -> weights_pb2.CollectivePlan:
     return weights_pb2.CollectivePlan(
         version=common_pb2.WeightVersion(term=term, version=version),
@@ -33,6 +34,7 @@ def plan(
         tensors=[weights_pb2.TensorSpec(name="a", dtype="float32", shape=[2])],
         timeout_ms=timeout_ms,
         established=established,
+        bucket_tensors=bucket_tensors,
     )
 
 

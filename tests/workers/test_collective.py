@@ -35,6 +35,26 @@ async def test_member_joins_pauses_receives_and_goes_on_when_it_is_published(
         assert (it.state, it.slot.errors) == ("READY", 0)
 
 
+async def test_buckets_are_taken_as_they_are_announced_and_the_reports_say_that_they_can_be(
+    fake: FakeService, tmp_path: Path
+) -> None:
+    async with loading(fake, tmp_path) as it:
+        await received(it, bucket_tensors=(1,))
+        assert it.engine.calls[2:] == ["receive 1.1 ['a'] in buckets of [1]"]
+        assert fake.engine().takes_buckets
+
+
+async def test_buckets_of_other_tensors_than_are_announced_are_refused_before_the_group_is_joined(
+    fake: FakeService, tmp_path: Path
+) -> None:
+    async with loading(fake, tmp_path) as it:
+        await it.until_loaded(1, 0)
+        await fake.announce(plan(1, PREPARE, bucket_tensors=(1, 1)))
+        await fake.until(lambda: "1 tensors come in buckets of 2" in fake.engine().last_error)
+        assert "join g1 1/3" not in it.engine.calls
+        assert (it.slot.loaded, it.slot.leasable) == (Version(1, 0), True)
+
+
 async def test_next_update_of_the_same_group_needs_no_join(fake: FakeService, tmp_path: Path) -> None:
     async with loading(fake, tmp_path) as it:
         for version in (1, 2):

@@ -116,6 +116,8 @@ class EngineReport:
     """Samples beyond their group's size that were cut off."""
     surplus_tokens: int = 0
     """Tokens of those."""
+    takes_buckets: bool = False
+    """True when it takes a broadcast's tensors in buckets."""
     silent_ms: int = 0
     """Time since the last report, in ms; set in a view."""
 

@@ -35,6 +35,7 @@ def plan_collective(request: pb.PlanCollectiveRequest) -> ops.PlanCollective:
     fields.number(plan.timeout_ms, "plan.timeout_ms", 100, 3_600_000)
     _check_members(plan)
     _check_tensors(plan)
+    _check_buckets(plan)
     return ops.PlanCollective(term, version, packed)
 
 
@@ -57,6 +58,13 @@ def _check_tensors(plan: pb.CollectivePlan) -> None:
             _refuse_tensor(tensor, f"plan.tensors[{i}]")
     if len(set(names)) < len(names):
         fields.unique(names, "plan.tensors", ".name")
+
+
+def _check_buckets(plan: pb.CollectivePlan) -> None:
+    inside = sum(plan.bucket_tensors)
+    if plan.bucket_tensors and (inside != len(plan.tensors) or not all(plan.bucket_tensors)):
+        limit = f"none empty, with all of the plan's {len(plan.tensors)} tensors"
+        raise InvalidField("plan.bucket_tensors", f"{len(plan.bucket_tensors)} with {inside} tensors", limit)
 
 
 def _refuse_tensor(tensor: pb.TensorSpec, at: str) -> None:

@@ -409,6 +409,7 @@ class CollectivePlan(google.protobuf.message.Message):
     TENSORS_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     ESTABLISHED_FIELD_NUMBER: builtins.int
+    BUCKET_TENSORS_FIELD_NUMBER: builtins.int
     phase: Global___PlanPhase.ValueType
     """Phase of the plan."""
     membership: builtins.int
@@ -441,6 +442,13 @@ class CollectivePlan(google.protobuf.message.Message):
     def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TensorSpec]:
         """Tensors in the order in which they are sent, 1 to 65,536."""
 
+    @property
+    def bucket_tensors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How many tensors each bucket has, in order, all of the list together. The tensors of a bucket have one dtype, and
+        their values are sent as one tensor of bytes, one after another without gaps. Empty: each tensor is sent by itself.
+        Only for members whose reports say takes_buckets.
+        """
+
     def __init__(
         self,
         *,
@@ -456,9 +464,10 @@ class CollectivePlan(google.protobuf.message.Message):
         tensors: collections.abc.Iterable[Global___TensorSpec] | None = ...,
         timeout_ms: builtins.int = ...,
         established: builtins.bool = ...,
+        bucket_tensors: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["backend", b"backend", "established", b"established", "group_name", b"group_name", "master_address", b"master_address", "master_port", b"master_port", "members", b"members", "membership", b"membership", "phase", b"phase", "tensors", b"tensors", "timeout_ms", b"timeout_ms", "version", b"version", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "bucket_tensors", b"bucket_tensors", "established", b"established", "group_name", b"group_name", "master_address", b"master_address", "master_port", b"master_port", "members", b"members", "membership", b"membership", "phase", b"phase", "tensors", b"tensors", "timeout_ms", b"timeout_ms", "version", b"version", "world_size", b"world_size"]) -> None: ...
 
 Global___CollectivePlan: typing_extensions.TypeAlias = CollectivePlan
 
@@ -728,6 +737,7 @@ class EngineReport(google.protobuf.message.Message):
     MOVED_SAMPLES_FIELD_NUMBER: builtins.int
     SURPLUS_SAMPLES_FIELD_NUMBER: builtins.int
     SURPLUS_TOKENS_FIELD_NUMBER: builtins.int
+    TAKES_BUCKETS_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Id of the engine, 1 to 128 characters of [A-Za-z0-9._:-]."""
     worker_id: builtins.str
@@ -781,6 +791,10 @@ class EngineReport(google.protobuf.message.Message):
     """Samples beyond their group's size that were cut off when it was complete."""
     surplus_tokens: builtins.int
     """Tokens of those samples, which nobody trains on."""
+    takes_buckets: builtins.bool
+    """As a member of a collective update the engine takes tensors in buckets: see CollectivePlan.bucket_tensors. A worker
+    of an older release would not know of them.
+    """
     @property
     def loaded(self) -> rollout_buffer.v1.common_pb2.WeightVersion:
         """The weights it has loaded."""
@@ -821,9 +835,10 @@ class EngineReport(google.protobuf.message.Message):
         moved_samples: builtins.int = ...,
         surplus_samples: builtins.int = ...,
         surplus_tokens: builtins.int = ...,
+        takes_buckets: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["loaded", b"loaded", "prepared", b"prepared"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "engine_id", b"engine_id", "errors", b"errors", "kv_usage_milli", b"kv_usage_milli", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "max_running_samples", b"max_running_samples", "membership", b"membership", "moved_samples", b"moved_samples", "prepared", b"prepared", "reload_phases", b"reload_phases", "reloads", b"reloads", "running_samples", b"running_samples", "silent_ms", b"silent_ms", "state", b"state", "surplus_samples", b"surplus_samples", "surplus_tokens", b"surplus_tokens", "weights_from", b"weights_from", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decode_busy_ms", b"decode_busy_ms", "decode_request_ms", b"decode_request_ms", "decoded_tokens", b"decoded_tokens", "engine_id", b"engine_id", "errors", b"errors", "kv_usage_milli", b"kv_usage_milli", "last_error", b"last_error", "last_reload_ms", b"last_reload_ms", "loaded", b"loaded", "max_running_samples", b"max_running_samples", "membership", b"membership", "moved_samples", b"moved_samples", "prepared", b"prepared", "reload_phases", b"reload_phases", "reloads", b"reloads", "running_samples", b"running_samples", "silent_ms", b"silent_ms", "state", b"state", "surplus_samples", b"surplus_samples", "surplus_tokens", b"surplus_tokens", "takes_buckets", b"takes_buckets", "weights_from", b"weights_from", "weights_url", b"weights_url", "worker_id", b"worker_id"]) -> None: ...
 
 Global___EngineReport: typing_extensions.TypeAlias = EngineReport
 

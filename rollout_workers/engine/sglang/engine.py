@@ -281,9 +281,17 @@ class SglangEngine(HttpEngine):
         await self._weights.leave_group(group_name)
 
     async def receive(
-        self, tensors: Sequence[TensorSpec], *, group_name: str, version_label: str, deadline_s: float
+        self,
+        tensors: Sequence[TensorSpec],
+        *,
+        buckets: Sequence[int] = (),
+        group_name: str,
+        version_label: str,
+        deadline_s: float,
     ) -> None:
-        await self._weights.receive(tensors, group_name=group_name, version_label=version_label, deadline_s=deadline_s)
+        await self._weights.receive(
+            tensors, buckets=buckets, group_name=group_name, version_label=version_label, deadline_s=deadline_s
+        )
         self._adapters.drop()
 
     async def checksums(self) -> dict[str, str]:

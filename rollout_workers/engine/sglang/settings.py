@@ -78,6 +78,7 @@ async def ask(calls: HttpCalls, *, vocab_size: int | None) -> Found:
             context_length=int(models["data"][0]["max_model_len"]),
             max_running_requests=int(server["max_running_requests"] or 0),
             heeds_seeds=bool(server.get("enable_deterministic_inference")),
+            takes_buckets=True,
             notices=tuple(notices),
         )
         places = [Path(info.model_path), *([calls.options.config_path] if calls.options.config_path else [])]

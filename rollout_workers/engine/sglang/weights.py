@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from itertools import accumulate, pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -188,28 +189,39 @@ class SglangWeights:
         await self._group.leave(group_name)
 
     async def receive(
-        self, tensors: Sequence[TensorSpec], *, group_name: str, version_label: str, deadline_s: float
+        self,
+        tensors: Sequence[TensorSpec],
+        *,
+        buckets: Sequence[int],
+        group_name: str,
+        version_label: str,
+        deadline_s: float,
     ) -> None:
         source = f"process group {group_name}"
         doing = f"receiving {version_label}"
         deadline_at = time.monotonic() + deadline_s
+        # SGLang receives all of a request before it touches its model.
+        for_each_request = accumulate(buckets or [len(tensors)], initial=0)
         async with self._session(doing):
-            reply = await self._calls.post(
-                "/update_weights_from_distributed",
-                {
-                    "names": [tensor.name for tensor in tensors],
-                    "dtypes": [tensor.dtype for tensor in tensors],
-                    "shapes": [list(tensor.shape) for tensor in tensors],
-                    "group_name": group_name,
-                    "weight_version": version_label,
-                    "flush_cache": self._flushes,
-                    "abort_all_requests": False,
-                },
-                doing,
-                deadline_s=deadline_at - time.monotonic(),
-                repeatable=False,  # the sender sends once
-            )
-            await self._settle(reply, source, version_label)
+            for start, end in pairwise(for_each_request):
+                last = end == len(tensors)
+                reply = await self._calls.post(
+                    "/update_weights_from_distributed",
+                    {
+                        "names": [tensor.name for tensor in tensors[start:end]],
+                        "dtypes": [tensor.dtype for tensor in tensors[start:end]],
+                        "shapes": [list(tensor.shape) for tensor in tensors[start:end]],
+                        "load_format": "flattened_bucket" if buckets else None,
+                        "group_name": group_name,
+                        "weight_version": version_label if last else None,
+                        "flush_cache": last and self._flushes,
+                        "abort_all_requests": False,
+                    },
+                    doing,
+                    deadline_s=deadline_at - time.monotonic(),
+                    repeatable=False,  # the sender sends once
+                )
+                await self._settle(reply, source, version_label, touched=start > 0)
         await self._verify(source, version_label)
         self._took({tensor.name: tensor.shape for tensor in tensors}, version_label)
 

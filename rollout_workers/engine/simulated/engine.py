@@ -125,6 +125,7 @@ class SimulatedEngine:
             max_input_tokens=self.options.context_length - 1,
             context_length=self.options.context_length,
             max_running_requests=self.options.slots,
+            takes_buckets=True,
         )
 
     async def vocab_size(self) -> int:
@@ -250,6 +251,7 @@ class SimulatedEngine:
         self,
         tensors: Sequence[TensorSpec],  # noqa: ARG002 - Engine's signature
         *,
+        buckets: Sequence[int] = (),  # noqa: ARG002
         group_name: str,
         version_label: str,
         deadline_s: float,  # noqa: ARG002

@@ -196,6 +196,7 @@ class VllmEngine(HttpEngine):
         self,
         tensors: Sequence[TensorSpec],
         *,
+        buckets: Sequence[int] = (),  # noqa: ARG002 - the port's
         group_name: str,
         version_label: str,
         deadline_s: float,  # noqa: ARG002 - the port's

@@ -29,6 +29,7 @@ def fleet(started: "Fleet") -> "Fleet":
         if engine.engine.process.poll() is not None:
             engine.restart()
         engine.mute, engine.state, engine.on_phase = False, "ready", lambda _: None
+        engine.takes_buckets = True
         engine.received.clear()
         engine.reported_at = time.monotonic()
     return Fleet(*started.engines)

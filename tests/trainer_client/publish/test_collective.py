@@ -33,6 +33,34 @@ def test_members_hold_what_was_sent_and_the_group_serves_the_next_version(
     assert (fleet.plans[0].world_size, fleet.plans[0].backend) == (3, "gloo")
 
 
+def test_small_tensors_of_one_dtype_come_in_buckets(fleet: Fleet) -> None:
+    def many(value: float) -> dict[str, torch.Tensor]:
+        whole = torch.full((3, 5), value)
+        return {
+            "a": whole,
+            "strided": torch.arange(8.0).view(2, 4).t(),
+            "flags": torch.ones(3, dtype=torch.bool),  # Three bytes: what came behind them would begin at an odd place.
+            "one": torch.tensor(value),
+            "large": torch.full((200,), value),
+            "b": whole,
+        }
+
+    with CollectivePublisher(timeout_s=TIMEOUT_S, bucket_bytes=100) as publisher:
+        publisher.offer(many(2.0), fleet.publication())
+    assert fleet.plans[-1].bucket_tensors == (2, 1, 1, 1, 1)
+    wanted = {name: float(tensor.double().sum()) for name, tensor in many(2.0).items()}
+    assert [engine.received[-1] for engine in fleet.engines] == [wanted] * 2
+
+
+@pytest.mark.parametrize("why", ["a member of an older release", "the option"])
+def test_tensors_come_one_by_one_where_buckets_are_not_to_be(fleet: Fleet, why: str) -> None:
+    fleet.engines[1].takes_buckets = why == "the option"
+    with CollectivePublisher(timeout_s=TIMEOUT_S, bucket_bytes=0 if why == "the option" else 100) as publisher:
+        publisher.offer(state(2), fleet.publication())
+    assert fleet.plans[-1].bucket_tensors == ()
+    assert [engine.received[-1] for engine in fleet.engines] == [sums(2)] * 2
+
+
 def test_torch_knows_nothing_of_the_group(fleet: Fleet, publisher: CollectivePublisher) -> None:
     publisher.offer(state(1), fleet.publication())
     assert not dist.is_initialized()

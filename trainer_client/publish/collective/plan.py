@@ -53,6 +53,8 @@ class CollectivePlan:
     """Longest time for joining, and again for receiving."""
     established: bool = False
     """True when the group exists, with every member in it."""
+    bucket_tensors: tuple[int, ...] = ()
+    """Number of tensors in each bucket, in order; empty: each is sent by itself."""
 
     def to_wire(self) -> pb.CollectivePlan:
         """Convert to the wire's CollectivePlan."""

@@ -27,6 +27,7 @@ from typing import Self
 from buffer_wire.errors import CollectiveFailed, InvalidField, NotReady
 from trainer_client.client.driver import Deadline
 from trainer_client.manifest import CollectiveManifest, FilesManifest, Manifest
+from trainer_client.publish.collective.buckets import bucket_counts
 from trainer_client.publish.collective.group import TrainerGroup
 from trainer_client.publish.collective.members import candidates, next_membership, others, ranked, unheard
 from trainer_client.publish.collective.plan import Backend, CollectivePlan, TensorSpec
@@ -54,6 +55,11 @@ class CollectivePublisher:
 
     `files`: publisher of the fallbacks, closed with this one. `save`: writes a fallback, by default the tensors alone.
     `keep_copy`: hold the last version that has no files in main memory, as large as the model.
+
+    `bucket_bytes`: successive tensors of one dtype are sent together, up to so many bytes. A member has one bucket
+    beside its model, this process up to three. A broadcast that breaks between two leaves members without usable
+    weights. 0, or a member whose worker is of a release before buckets: tensors are sent one by one, and members have a
+    second model in memory until all are there.
     """
 
     def __init__(  # noqa: PLR0913 - options of one mechanism
@@ -69,11 +75,13 @@ class CollectivePublisher:
         files_every: int = 1,
         save: Callable[[Path], object] | None = None,
         keep_copy: bool = False,
+        bucket_bytes: int = 512 << 20,
     ) -> None:
         for field, value, least in (
             ("regroups", regroups, 0),
             ("files_every", files_every, 1),
             ("timeout_s", timeout_s, 0.1),
+            ("bucket_bytes", bucket_bytes, 0),
         ):
             if value < least:
                 raise InvalidField(field, value, f"at least {least}")
@@ -92,6 +100,7 @@ class CollectivePublisher:
         self._files_every = files_every
         self._save = save
         self._copy = KeptCopy() if keep_copy else None
+        self._bucket_bytes = bucket_bytes
         self._without_files = files_every
         """Number of publishes since the last one with files; the first has them."""
         self._group: TrainerGroup | None = None
@@ -264,6 +273,7 @@ class CollectivePublisher:
         specs: tuple[TensorSpec, ...],
     ) -> None:
         group, joined = self._group_of(publication, run, engines)
+        in_buckets = self._bucket_bytes > 0 and all(engine.takes_buckets for engine in engines)
         plan = CollectivePlan(
             version=WeightVersion(publication.term, publication.version),
             phase="prepare",
@@ -277,6 +287,7 @@ class CollectivePublisher:
             tensors=specs,
             timeout_ms=round(self._timeout_s * 1000),
             established=joined,
+            bucket_tensors=bucket_counts(specs, self._bucket_bytes) if in_buckets else (),
         )
         update = Update(publication, plan, group, slack_s=self._slack_s)
         try:

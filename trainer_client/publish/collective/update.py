@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from buffer_wire.errors import NotReady, RolloutBufferError
 from trainer_client.client.driver import Deadline
+from trainer_client.publish.collective.buckets import packed
 from trainer_client.publish.collective.group import GroupBroken, TrainerGroup
 from trainer_client.publish.collective.members import Attendance, Stage, Watch, unheard
 from trainer_client.publish.collective.plan import CollectivePlan, Phase
@@ -30,8 +31,8 @@ abandoned."""
 _LEAST_ANSWER_S = 5.0
 _ABANDON_S = 10.0
 _INTERRUPTED_S = 2.0
-_IN_FLIGHT = 3
-"""Number of tensors that are being sent or ready for it."""
+_IN_FLIGHT = 2
+"""Number of tensors, or buckets, that are being sent or ready for it. While one is sent, the next is made."""
 
 _DOING: dict[Stage, str] = {"prepared": "engines join and pause", "loaded": "engines receive"}
 
@@ -159,8 +160,11 @@ class Update:
     def _send(self, tensors: NamedTensors, watch: Watch) -> None:
         deadline = Deadline.after(self._timeout_s)
         sending: deque[Future[None]] = deque()
-        for tensor in announced(tensors, self._plan.tensors):
-            sending.append(self._group.send(self._group.on_device(tensor), max(0.1, deadline.left_s())))
+        specs, counts = self._plan.tensors, self._plan.bucket_tensors
+        each = map(self._group.on_device, announced(tensors, specs))
+        for tensor in packed(each, counts) if counts else each:
+            sending.append(self._group.send(tensor, max(0.1, deadline.left_s())))
+            del tensor
             if len(sending) == _IN_FLIGHT:
                 self._until_sent(sending.popleft(), watch)
         while sending:
