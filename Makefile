@@ -20,6 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_ARGS ?=
 SOAK_ARGS ?=
 PYTEST_ARGS ?=
 SEEDS ?= 1 2 3
@@ -238,8 +239,8 @@ test-cluster: install ## payloads, and runs, on a cluster of real servers: failo
 soak: install ## one service under groups, runs and workers that come and go: nothing grows, nothing is left (short: 3 minutes; SOAK_ARGS='--share 1': hours, goes on where it was)
 	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
-fuzz: install ## a real service under random messages to every method and its admin page (about 2 minutes)
-	@FUZZ_SEED=$(FUZZ_SEED) FUZZ_MESSAGES=$(FUZZ_MESSAGES) $(BIN)/python -m tests.fuzz
+fuzz: install ## every boundary under random, damaged and hostile input (about 1 minute); FUZZ_ARGS='--messages 1000000'
+	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 test-live: install ## a live loop with simulated engines beside the simulator: staleness within 0.2 versions (about 4 minutes)
 	@$(BIN)/python -m pytest -s tests/lab_live $(PYTEST_ARGS)

@@ -178,10 +178,10 @@ class AgentServer:
 
     async def _unknown(self, request: Request) -> Response:
         known = "/v1/chat/completions, /v1/messages and /v1/models of an episode's base URL"
-        return _refusal(chat, 404, "not_found_error", "unknown", f"{_path(request)} is not served, {known} are")
+        return _refusal(chat, 404, "not_found_error", "unknown", f"{request.url.path} is not served, {known} are")
 
     async def _refuse(self, dialect: Dialect, request: Request, place: Place, conversation: Talk) -> Response:
-        path = _path(request).removeprefix(f"/{place.episode_id}")
+        path = request.url.path.removeprefix(f"/{place.episode_id}")
         why = f"not supported: {_NOT_SERVED[path]} ({path}); ask /v1/chat/completions or /v1/messages"
         return _refused(dialect, conversation.fail(RequestRefused("not_served", why)))
 
@@ -256,12 +256,6 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _path(request: Request) -> str:
-    """Path as it came: that of `request.url` is put together with whatever the request calls the host."""
-    path: str = request.scope["path"]
-    return path
 
 
 async def _body(request: Request) -> bytes:

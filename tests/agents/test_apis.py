@@ -205,6 +205,9 @@ async def test_what_is_not_done_is_refused_by_name_in_the_apis_words(
         {"tool_choice": 3},
         {"max_tokens": "many"},
         {"chat_template_kwargs": 3},
+        {"chat_template_kwargs": {"chat_template": "{% for i in range(9**9) %}{% endfor %}"}},
+        {"model": "\ud800"},
+        {"messages": [{"role": "user", "content": "\ud800"}]},
     ],
 )
 async def test_what_is_no_request_is_refused(path: str, body: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ class Maker:
         """A request that might be next, with up to a few fields changed."""
         message: Message = self._like(METHODS[path].input_type)
         for _ in range(self.rng.choice((0, 0, 0, 1, 1, 2, 4))):
-            self._change(message)
+            self.change(message)
         return message
 
     def _like(self, kind: Descriptor, depth: int = 0) -> Any:
@@ -115,7 +115,7 @@ class Maker:
             return self.rng.choice((0.5, 1.0))
         return known if isinstance(known, int) else self.rng.choice((0, 1, 1, 2, 10))
 
-    def _change(self, message: Any) -> None:
+    def change(self, message: Any) -> None:
         """Set one field, of it or of a message in it, to something at or beyond its bounds."""
         rng = self.rng
         while True:
