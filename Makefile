@@ -196,9 +196,6 @@ APART := --ignore=tests/faults --ignore=tests/engine_matrix --ignore=tests/engin
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Weight updates of each pause mode with each manifest kind: with 8 there are about 100 in all.
 ENGINE_UPDATES ?= 8
-# A million takes 6 to 10 minutes on 2 cores; the same seed sends the same messages.
-FUZZ_MESSAGES ?= 250000
-FUZZ_SEED ?=
 MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 

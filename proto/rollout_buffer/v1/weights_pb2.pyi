@@ -139,9 +139,11 @@ class WeightFile(google.protobuf.message.Message):
     SHA256_FIELD_NUMBER: builtins.int
     PATCHES_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Relative path without "." and ".." as parts, backslashes and control characters, at most 256 characters."""
+    """Relative path without "." and ".." as parts, backslashes and control characters, at most 256 characters, each part
+    at most 255 bytes. No other file lies below it.
+    """
     size_bytes: builtins.int
-    """Length in bytes."""
+    """Length in bytes, at most 2^42."""
     sha256: builtins.bytes
     """SHA-256 of the content, 32 bytes."""
     @property
@@ -175,7 +177,7 @@ class WeightPatch(google.protobuf.message.Message):
     name: builtins.str
     """Name below base_url, by the rules of a file's name."""
     size_bytes: builtins.int
-    """Length in bytes."""
+    """Length in bytes, at most 2^42."""
     sha256: builtins.bytes
     """SHA-256 of the patch, 32 bytes."""
     base_sha256: builtins.bytes
@@ -203,7 +205,7 @@ class FilesManifest(google.protobuf.message.Message):
     MIRRORS_FIELD_NUMBER: builtins.int
     base_url: builtins.str
     """A directory path (file:///... or absolute), or http(s)://... under which each file name is served, in ranges.
-    At most 4,096 characters.
+    At most 4,096 characters. An http URL has a host and, if any, a port from 1 to 65,535; so have all here.
     """
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WeightFile]:

@@ -84,7 +84,7 @@ _PAGE: list[_Page] = []
 
 
 def one(data: bytes) -> None:
-    """Check that an input is answered with a status below 500, or with nothing, and that the page is there afterwards."""
+    """Check that an input is answered with a status below 500, or with nothing, and that the page is there after it."""
     if not _PAGE:
         _PAGE.append(_Page())
     page = _PAGE[0]
