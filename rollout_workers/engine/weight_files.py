@@ -27,8 +27,10 @@ Layout = Mapping[str, tuple[int, ...]]
 """Shape of every tensor of a model, by name."""
 
 INDEX_FILE = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000
-"""Largest header, which is the format's own bound, and largest index."""
+MAX_HEADER_BYTES = 32_000_000
+"""Largest header of a file, and largest index: 250,000 tensors. What is read takes up to thirty times as much memory,
+for which the format's own bound, 100 MB, would be too much.
+"""
 MAX_NAME_CHARS = 1_024
 """Longest name of a tensor: it is taken apart by its dots."""
 MAX_DIMENSIONS = 64
@@ -169,9 +171,11 @@ def _read_header(file: Path) -> list[StoredTensor]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
-        if length > min(MAX_HEADER_BYTES, size - 8):
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if length > size - 8:
             raise UnloadableWeights(f"{file} is cut short or is no safetensors file ({size} bytes)")
+        if length > MAX_HEADER_BYTES:
+            raise UnloadableWeights(f"{file} has a header of {length} bytes; at most {MAX_HEADER_BYTES} are read")
         header = _object(stream.read(length), f"{file} has an unreadable header")
     about = header.pop("__metadata__", None)
     if about is not None and not _are_texts(about):

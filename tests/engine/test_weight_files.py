@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollout_workers.engine import weight_files
 from rollout_workers.engine.weight_files import INDEX_FILE, UnloadableWeights, check_same_model, read_layout
 from tests.support.tiny_model import TinyModelShape, write_random_model, write_safetensors
 
@@ -100,3 +101,10 @@ def test_a_model_with_more_layers_or_experts_is_refused(further: str, place: str
 def test_further_tensors_that_are_no_layers_are_allowed() -> None:
     served = {"model.layers.0.w": (1,), "model.norm": (1,)}
     check_same_model({**served, "lm_head.weight": (1,), "model.layers.0.bias": (1,), "vision.blocks.7.w": (1,)}, served)
+
+
+def test_a_header_that_would_take_too_much_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_files, "MAX_HEADER_BYTES", 100)
+    write_safetensors(tmp_path / "model.safetensors", tensors(first=(5,), second=(5,)))
+    with pytest.raises(UnloadableWeights, match="at most 100 are read"):
+        read_layout(tmp_path)
