@@ -11,7 +11,10 @@ import pytest
 from tests.docs.pages import Block, blocks, pages
 
 OURS = {"buffer_service", "buffer_wire", "examples", "rollout_buffer", "rollout_workers", "trainer_client"}
-OPTIONAL = {"accelerate", "anthropic", "datasets", "openai", "pandas", "trl", "verifiers", "wandb"}
+OPTIONAL = {
+    *("accelerate", "anthropic", "datasets", "hydra", "openai", "pandas", "ray", "skyrl", "trl", "verifiers", "verl"),
+    "wandb",
+}
 """Packages that examples use and .venv need not have."""
 
 BLOCKS = [block for page in pages() for block in blocks(page) if block.language in {"python", "py"}]
@@ -46,7 +49,8 @@ def resolve(module: str, name: str = "") -> None:
             spec = importlib.util.find_spec(module)
             if "pip install 'rollout-buffer[" not in str(error) or spec is None or spec.origin is None:
                 raise
-            if not re.search(rf"^(?:class|def) {name}\b", Path(spec.origin).read_text(), re.MULTILINE):
+            exported = re.search(r"^__all__ = \[(.*?)\]", Path(spec.origin).read_text(), re.MULTILINE | re.DOTALL)
+            if exported is None or f'"{name}"' not in exported[1]:
                 raise ImportError(f"{module} has no {name}") from error
             return
         if name and not hasattr(imported, name):
