@@ -6,9 +6,10 @@ they are given `tool_calls`, `tool_call_id`, `name`. Arguments of a tool call ar
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 Message: TypeAlias = dict[str, Any]
+T = TypeVar("T")
 
 
 class RequestRefused(Exception):
@@ -97,9 +98,9 @@ def strings(value: Any, name: str) -> tuple[str, ...]:  # noqa: ANN401 - JSON
     return tuple(found)
 
 
-def template_of(value: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
+def template_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Variables of the chat template; not what decides what is written, and how. Raises RequestRefused."""
-    found: Mapping[str, Any] = must_be({} if value is None else value, dict, "chat_template_kwargs")
+    found: Mapping[str, Any] = field_of(body, "chat_template_kwargs", dict)
     refuse([f"chat_template_kwargs.{name}" for name in sorted(found.keys() & _RENDERING)])
     return found
 
@@ -112,6 +113,12 @@ _RENDERING = frozenset(
     }
 )  # fmt: skip
 """Parameters of apply_chat_template. A template of the request's own is a program, which may never end."""
+
+
+def field_of(body: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """Value of a field, an empty one where it asks for nothing. Raises RequestRefused for one of another kind."""
+    value: T = must_be(body[name], kind, name) if body.get(name) else kind()
+    return value
 
 
 def must_be(value: Any, kind: type, name: str) -> Any:  # noqa: ANN401 - JSON

@@ -11,6 +11,7 @@ from rollout_workers.agents.asked import (
     Message,
     RequestRefused,
     call_of,
+    field_of,
     must_be,
     positive,
     refuse,
@@ -49,20 +50,20 @@ def read(body: Mapping[str, Any]) -> Asked:
         "n": body.get("n") not in (None, 1),
         "tool_choice": choice not in ("auto", "none"),
         "parallel_tool_calls": body.get("parallel_tool_calls") is False and bool(body.get("tools")),
-        "response_format": (body.get("response_format") or {}).get("type", "text") != "text",
+        "response_format": field_of(body, "response_format", dict).get("type", "text") != "text",
         "top_logprobs": bool(body.get("top_logprobs")),
     }
     refuse([name for name, is_wanted in wanted.items() if is_wanted])
     return Asked(
         model=str(body.get("model") or ""),
         messages=[_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.get("tools") or ())],
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(field_of(body, "tools", list))],
         reads_calls=choice == "auto",
-        template=template_of(body.get("chat_template_kwargs")),
+        template=template_of(body),
         max_tokens=positive(body.get("max_completion_tokens") or body.get("max_tokens"), "max_tokens"),
         stop=strings(body.get("stop"), "stop"),
         stream=bool(body.get("stream")),
-        with_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        with_usage=bool(field_of(body, "stream_options", dict).get("include_usage")),
         with_logprobs=bool(body.get("logprobs")),
     )
 

@@ -10,6 +10,7 @@ from rollout_workers.agents.asked import (
     Message,
     RequestRefused,
     call_of,
+    field_of,
     must_be,
     positive,
     refuse,
@@ -35,9 +36,9 @@ KEEP_ALIVE = b'event: ping\ndata: {"type": "ping"}\n\n'
 def read(body: Mapping[str, Any]) -> Asked:
     """The request of a body. Raises RequestRefused."""
     refuse_what_changes_tokens(body, _DONE, nothing=_NOTHING)
-    choice = body.get("tool_choice") or {"type": "auto"}
+    choice = field_of(body, "tool_choice", dict) or {"type": "auto"}
     wanted = {
-        "thinking": (body.get("thinking") or {}).get("type", "disabled") != "disabled",
+        "thinking": field_of(body, "thinking", dict).get("type", "disabled") != "disabled",
         "tool_choice": choice.get("type") not in ("auto", "none"),
         "disable_parallel_tool_use": bool(choice.get("disable_parallel_tool_use")),
     }
@@ -52,9 +53,9 @@ def read(body: Mapping[str, Any]) -> Asked:
     return Asked(
         model=str(body.get("model") or ""),
         messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.get("tools") or ())],
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(field_of(body, "tools", list))],
         reads_calls=choice.get("type") == "auto",
-        template=template_of(body.get("chat_template_kwargs")),
+        template=template_of(body),
         max_tokens=positive(body.get("max_tokens"), "max_tokens"),
         stop=strings(body.get("stop_sequences"), "stop_sequences"),
         stream=bool(body.get("stream")),
@@ -145,7 +146,7 @@ def _messages(given: Any, where: str) -> Iterator[Message]:  # noqa: ANN401 - JS
     if not isinstance(content, list):
         yield {"role": role, "content": text_of(content, where)}
         return
-    kinds = [must_be(block, dict, where).get("type") for block in content]
+    kinds = [must_be(must_be(block, dict, where).get("type"), str, f"{where}: type") for block in content]
     if role == "assistant":
         text = text_of([b for b in content if b["type"] not in {"tool_use", "thinking", "redacted_thinking"}], where)
         calls = [

@@ -20,7 +20,7 @@ from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
 from rollout_workers.relay.disk import Disk
 from rollout_workers.weights.transfer.client import WeightClient
-from rollout_workers.weights.transfer.download import Download
+from rollout_workers.weights.transfer.download import MOST_SAID, Download
 from rollout_workers.weights.transfer.rates import origin
 from rollout_workers.weights.transfer.sources import Sources, file_url
 
@@ -156,7 +156,7 @@ class Fetches:
                     self._client.check(response)
                     return int(response.headers["Content-Length"])
             except (aiohttp.ClientError, ConnectionError, TimeoutError, KeyError, ValueError) as error:
-                why = f"{base}: {error!r}"
+                why = f"{base}: {error!r}"[:MOST_SAID]
         if missing == len(self._upstreams):
             raise NotThere
         raise NoUpstream(why)

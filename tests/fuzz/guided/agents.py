@@ -7,6 +7,7 @@ which EPISODE and TOKEN stand for those of the episode. Every input has an episo
 import asyncio
 import contextlib
 import json
+import re
 from typing import Any
 
 from rollout_workers.agents.episode import AgentEpisode
@@ -109,6 +110,7 @@ def one(data: bytes) -> None:
     endpoint = _ENDPOINT[0]
     told = endpoint.meets(data)
     assert status_of(told) < 500, told[:2_000]
+    assert not re.search(rb"(Attribute|Type|Key|Index|Overflow)Error", told), told[:2_000]
     if (data[:1] or CHAT)[0] % 3 != RAW[0]:
         assert status_of(told) >= 200, "no answer"
     if endpoint.met % AGAIN_EVERY == 0:

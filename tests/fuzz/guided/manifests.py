@@ -55,7 +55,7 @@ class _Nobody(WeightClient):
 
     def get(self, url: str, headers: dict[str, str], *, may_redirect: bool = False) -> Any:
         del headers, may_redirect
-        assert url.startswith(("http://", "https://")), url
+        assert url.lower().startswith(("http://", "https://")), url
         return _Away()
 
 

@@ -1,9 +1,9 @@
 """Weight files of a hostile server: what it answers, connection by connection, to a worker that fetches a version.
 
-The first byte says who it is, modulo 4: the publisher; a mirror or a peer beside an honest publisher, from whom the
-files have to come then; mirror and peer of files that nobody else has. The next says, by its lowest bit, that there is
-a patch. The rest are answers as they are sent, with NEXT between them; the last one is repeated. In them SIZE, CONTENT
-and PATCH stand for the truth, BIG for 4 MiB, and STALL for a silence.
+The first byte says who it is, modulo 5: the publisher; a mirror, a peer or the upstream of a relay beside an honest
+publisher, from whom the files have to come then; mirror and peer of files that nobody else has. The next says, by its
+lowest bit, that there is a patch. The rest are answers as they are sent, with NEXT between them; the last one is
+repeated. In them SIZE, CONTENT and PATCH stand for the truth, BIG for 4 MiB, and STALL for a silence.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ import numpy as np
 from buffer_wire.weights.patch import write_patch
 from rollout_buffer.v1 import weights_pb2
 from rollout_workers.errors import WeightsInvalid, WeightsUnavailable
+from rollout_workers.relay.options import RelayOptions
+from rollout_workers.relay.server import Relay
 from rollout_workers.versions import Version
 from rollout_workers.weights.fetching.fetcher import WeightFetcher
 from rollout_workers.weights.transfer import pieces, rates
@@ -27,7 +29,7 @@ from tests.fuzz.guided.promises import said_in_short
 from tests.workers.building import weight_files
 from tests.workers.fetched import read
 
-PUBLISHER, MIRROR, PEER, ALONE = b"\0", b"\1", b"\2", b"\3"
+PUBLISHER, MIRROR, PEER, ALONE, UPSTREAM = b"\0", b"\1", b"\2", b"\3", b"\4"
 WHOLE, PATCHED = b"\0", b"\1"
 NEXT = b"NEXT"
 NAME = "model.safetensors"
@@ -53,6 +55,8 @@ SEEDS = (
     MIRROR + WHOLE + b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-511/2500\r\nContent-Length: 512\r\n\r\nBIGSTALL",
     PEER + WHOLE + b"HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer\r\nContent-Length: 0\r\n\r\n" + NEXT + b"STALL",
     PEER + PATCHED + b"HTTP/1.1 416 No\r\nContent-Range: bytes */0\r\n\r\n" + NEXT + b"HTTP/1.0 200 OK\r\n\r\nCONTENT",
+    UPSTREAM + WHOLE + b"HTTP/1.1 200 OK\r\nContent-Length: SIZE\r\n\r\n" + NEXT + _OK,
+    UPSTREAM + WHOLE + b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n" + NEXT + b"STALL",
     ALONE + WHOLE + b"HTTP/1.1 100 Continue\r\n\r\n" + _OK + NEXT + b"HTTP/1.1 500 No\r\nContent-Length: 1\r\n\r\nx",
 )  # fmt: skip
 
@@ -119,17 +123,24 @@ def one(data: bytes) -> None:
 
 async def _fetched(server: _Server, data: bytes) -> None:
     role, flags = (*data[:2], 0, 0)[:2]
-    role, patched = role % 4, bool(flags & 1)
+    role, patched = role % 5, bool(flags & 1)
     root = _PLACE / "weights"
     shutil.rmtree(root, ignore_errors=True)
     manifest, patch = _manifest(server, patched=patched)
-    hostile, honest = f"{server.url}/w", role in (MIRROR[0], PEER[0])
+    hostile, honest = f"{server.url}/w", role in (MIRROR[0], PEER[0], UPSTREAM[0])
     manifest.base_url = f"{server.url}/honest" if honest else "/nowhere" if role == ALONE[0] else hostile
     if role in (MIRROR[0], ALONE[0]):
         manifest.mirrors.append(hostile)
     server.answers, server.asked = [_answer(each, patch) for each in data[2:].split(NEXT)], []
     server.client.rates = rates.Rates()
     peers = _Named(f"{hostile}/1.2") if role in (PEER[0], ALONE[0]) else _Named()
+    relay = None
+    if role == UPSTREAM[0]:
+        relay = Relay(
+            RelayOptions((hostile,), "127.0.0.1:0", root / "relay", 1 << 20, patience_s=STALL_S, drain_grace_s=0)
+        )
+        await relay.start()
+        manifest.mirrors.append(relay.url)
     fetcher = WeightFetcher(root, owner="w", keep=2, client=server.client, peers=peers, prefer_peers=True)
     refusal = ""
     try:
@@ -142,6 +153,8 @@ async def _fetched(server: _Server, data: bytes) -> None:
         said_in_short(refusal)
     finally:
         await fetcher.close()
+        if relay is not None:
+            await relay.close()
     assert not (honest and refusal), f"the honest publisher was kept away: {refusal}"
     left = [path.name for path in root.glob(".*.part-*")]
     assert not left, left

@@ -44,7 +44,7 @@ TARGETS: Mapping[str, Target] = {
     "configuration": Target("configuration", ("buffer_cli", "buffer_service", "buffer_wire", "rollout_workers"), 0.08),
     "agents": Target("agents", ("rollout_workers.agents",), 0.05, lambda: damage.of_json),
     "admin": Target("admin", ("buffer_service.admin", "buffer_service.security"), 0.04),
-    "peers": Target("peers", ("rollout_workers.weights",), 0.03),
+    "peers": Target("peers", ("rollout_workers.relay", "rollout_workers.weights"), 0.03),
 }
 
 
