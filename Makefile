@@ -132,6 +132,19 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 	.venv-areal/bin/python $(PIP) --no-deps -r constraints/areal.txt; \
 	pwd -P > $@
 
+# As of AReaL, nothing is resolved. On Python 3.11 pydantic refuses the TypedDict that SkyRL 0.3.0 imports.
+.venv-skyrl/.installed: pyproject.toml constraints.txt constraints/skyrl.txt
+	@$(call need_own,.venv-skyrl)
+	@$(need_python)
+	@echo "test-skyrl: SkyRL's wheel into .venv-skyrl (about 3 minutes)"; \
+	test -x .venv-skyrl/bin/python || $(PYTHON) -m venv .venv-skyrl; \
+	.venv-skyrl/bin/python $(PIP) -c constraints.txt -e '.[torch,service,embedded,worker]' transformers httpx pillow \
+		pyarrow python-dateutil pytz requests wandb pytest pytest-asyncio pytest-timeout; \
+	.venv-skyrl/bin/python $(PIP) --no-deps -r constraints/skyrl.txt; \
+	echo 'import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict' \
+		> $$(.venv-skyrl/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/typed_dict.pth; \
+	pwd -P > $@
+
 # A program alone; what it is handed comes from .venv.
 .venv-otel/.installed: constraints/collector.txt
 	@$(need_python)
@@ -200,7 +213,7 @@ MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
 .PHONY: fuzz soak test test-fast test-chaos test-engine test-engine-full test-faults test-cluster test-large test-live test-model test-redis \
-	compatibility test-agents test-areal test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
+	compatibility test-agents test-areal test-skyrl test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-cluster, test-large, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
@@ -268,6 +281,9 @@ test-trl: .venv-trl/.installed ## TRL's GRPOTrainer and AsyncGRPOTrainer on the 
 
 test-areal: .venv-areal/.installed ## AReaL's PPOTrainer on the buffer, on the CPU, in an environment of its own
 	@.venv-areal/bin/python -m pytest -W ignore tests/integrations/test_areal.py $(PYTEST_ARGS)
+
+test-skyrl: .venv-skyrl/.installed ## SkyRL's FullyAsyncRayPPOTrainer on the buffer, on the CPU, in an environment of its own
+	@.venv-skyrl/bin/python -m pytest -W ignore tests/integrations/test_skyrl.py $(PYTEST_ARGS)
 
 # Tests that other people's code takes part in; it may warn.
 UPSTREAM_TESTS := tests/upstreams $(wildcard tests/integrations/test_miles_*.py) tests/domain/test_preset_areal.py
@@ -502,5 +518,5 @@ clean: ## remove caches and what runs left behind
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## also remove the environments
-	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-otel .venv-proto .venv-matrix .venv-reverb .venv-trl .venv-upstreams .venv-areal \
+	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-otel .venv-proto .venv-matrix .venv-reverb .venv-trl .venv-upstreams .venv-areal .venv-skyrl \
 		.venv-agents .venv-verifiers .venv-verifiers-generator

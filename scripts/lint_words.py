@@ -49,7 +49,9 @@ ALLOWED = {
     ("epoch", "docs/coming_from/verl.md"): "an option of verl, a pass over the data",
     ("epoch", "docs/integrations/trl.md"): "an option of transformers, a pass over the data",
     ("epoch", "tests/integrations/areal_training.py"): "an option of AReaL, a pass over the data",
+    ("epoch", "tests/integrations/skyrl_training.py"): "an option of SkyRL, a pass over the data",
     ("epoch", "trainer_client/integrations/miles/prompts.py"): "a pass over the data, as Miles has it",
+    ("epoch", "trainer_client/integrations/skyrl.py"): "a pass over the data, as SkyRL has it",
 }
 """Words in files where they mean something else, and why."""
 

@@ -77,6 +77,10 @@ UPSTREAMS = (
         target="test-areal", environment=".venv-areal", wheels=("areal",),
     ),
     Upstream(
+        name="skyrl", title="SkyRL", seam="`FullyAsyncRayPPOTrainer` trains, is killed and resumes",
+        target="test-skyrl", environment=".venv-skyrl", wheels=("skyrl",),
+    ),
+    Upstream(
         name="areal", title="AReaL (preset `areal`)", seam="its staleness manager beside the preset",
         variable="AREAL_SRC", tests=("tests/domain/test_preset_areal.py",),
     ),
