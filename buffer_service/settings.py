@@ -247,8 +247,10 @@ def _check_told(name: str, text: str) -> None:
         raise ValueError(f"{name} {text} names no host: a part between its dots is empty, or over 63 characters")
 
 
+_PLACE = r"(\[[\da-f:.]+\]|[\w.-]*)(:\d+)?"
+_PARAMETER = r"(\w*password=[^&]*|\w+=[\w./-]*)"
 _SHOWN_URL = re.compile(
-    r"[a-z+]+://([\w.-]*(:.*)?@)?((\[[\da-f:.]+\]|[\w.-]+)(:\d+)?,?)*(/[\w./@+-]*)?(\?[\w.=&/-]*(password=[^&]*)?[\w.=&/-]*)?",
+    rf"[a-z+]+://([\w.-]*(:.*)?@)?{_PLACE}(,{_PLACE})*(/[\w./@+-]*)?(\?{_PARAMETER}(&{_PARAMETER})*)?",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )
 """URLs whose parts are what they seem; of another one nobody knows where its password ends."""
