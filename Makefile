@@ -145,6 +145,17 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 		> $$(.venv-skyrl/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/typed_dict.pth; \
 	pwd -P > $@
 
+# As of AReaL, nothing is resolved.
+.venv-verl/.installed: pyproject.toml constraints.txt constraints/verl.txt
+	@$(call need_own,.venv-verl)
+	@$(need_python)
+	@echo "test-verl: verl's wheel into .venv-verl (about 2 minutes)"; \
+	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl; \
+	.venv-verl/bin/python $(PIP) -c constraints.txt -e '.[torch,service,embedded,worker]' transformers httpx \
+		opentelemetry-sdk pillow pyarrow python-dateutil pytz requests pytest pytest-asyncio pytest-timeout; \
+	.venv-verl/bin/python $(PIP) --no-deps -r constraints/verl.txt; \
+	pwd -P > $@
+
 # A program alone; what it is handed comes from .venv.
 .venv-otel/.installed: constraints/collector.txt
 	@$(need_python)
@@ -213,7 +224,8 @@ MATRIX := bench/results/engine_matrix.json
 RECOVERY := bench/results/engine_recovery.json
 
 .PHONY: fuzz soak test test-fast test-chaos test-engine test-engine-full test-faults test-cluster test-large test-live test-model test-redis \
-	compatibility test-agents test-areal test-skyrl test-trl test-upstreams test-verifiers test-verifiers-generator test-protobuf-matrix
+	compatibility test-agents test-areal test-skyrl test-trl test-upstreams test-verifiers test-verifiers-generator test-verl \
+	test-protobuf-matrix
 test: ## all tests but test-engine, test-faults, test-cluster, test-large, test-live, chart and dashboards, with real SGLang end to end
 	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m pytest $(APART) $(PYTEST_SPREAD) $(PYTEST_ARGS)
@@ -284,6 +296,9 @@ test-areal: .venv-areal/.installed ## AReaL's PPOTrainer on the buffer, on the C
 
 test-skyrl: .venv-skyrl/.installed ## SkyRL's FullyAsyncRayPPOTrainer on the buffer, on the CPU, in an environment of its own
 	@.venv-skyrl/bin/python -m pytest -W ignore tests/integrations/test_skyrl.py $(PYTEST_ARGS)
+
+test-verl: .venv-verl/.installed ## verl's FullyAsyncTrainer on the buffer, on Ray and the CPU, in an environment of its own
+	@.venv-verl/bin/python -m pytest -W ignore tests/integrations/test_verl.py $(PYTEST_ARGS)
 
 # Tests that other people's code takes part in; it may warn.
 UPSTREAM_TESTS := tests/upstreams $(wildcard tests/integrations/test_miles_*.py) tests/domain/test_preset_areal.py
@@ -519,4 +534,4 @@ clean: ## remove caches and what runs left behind
 
 distclean: clean ## also remove the environments
 	@rm -rf .venv .venv-sglang .venv-sglang.lock .venv-otel .venv-proto .venv-matrix .venv-reverb .venv-trl .venv-upstreams .venv-areal .venv-skyrl \
-		.venv-agents .venv-verifiers .venv-verifiers-generator
+		.venv-agents .venv-verifiers .venv-verifiers-generator .venv-verl

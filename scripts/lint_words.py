@@ -48,6 +48,7 @@ ALLOWED = {
     ("epoch", "deploy/containers/build.sh"): "SOURCE_DATE_EPOCH, of reproducible builds",
     ("epoch", "docs/coming_from/verl.md"): "an option of verl, a pass over the data",
     ("epoch", "docs/integrations/trl.md"): "an option of transformers, a pass over the data",
+    ("epoch", "trainer_client/integrations/verl/rollouter.py"): "a field of verl's samples",
     ("epoch", "tests/integrations/areal_training.py"): "an option of AReaL, a pass over the data",
     ("epoch", "tests/integrations/skyrl_training.py"): "an option of SkyRL, a pass over the data",
     ("epoch", "trainer_client/integrations/miles/prompts.py"): "a pass over the data, as Miles has it",

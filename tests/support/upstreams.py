@@ -81,6 +81,10 @@ UPSTREAMS = (
         target="test-skyrl", environment=".venv-skyrl", wheels=("skyrl",),
     ),
     Upstream(
+        name="verl", title="verl", seam="`FullyAsyncTrainer` trains on Ray, is killed and resumes",
+        target="test-verl", environment=".venv-verl", wheels=("verl", "ray"),
+    ),
+    Upstream(
         name="areal", title="AReaL (preset `areal`)", seam="its staleness manager beside the preset",
         variable="AREAL_SRC", tests=("tests/domain/test_preset_areal.py",),
     ),
