@@ -92,6 +92,29 @@ _CONTROL = Row(
     ],
 )
 
+_REUSE = Row(
+    "Reuse",
+    [
+        TimeSeries(
+            title="Groups used again",
+            description=(
+                "With max_uses above 1: trained groups that may be used again, and uses for each new group. Uses below "
+                "reuse_share_milli / 1,000: too few groups are young enough; raise reuse_max_staleness or max_uses. "
+                "The other panels show new groups alone."
+            ),
+            width=24,
+            lines=[
+                Series(of_run("reusable_groups"), "may be used again"),
+                Series(
+                    f"{run_slope('group_uses', state='drawn')} / {run_rate('assembled_groups_total')}",
+                    "uses for a new group",
+                    right_axis_unit="none",
+                ),
+            ],
+        ),
+    ],
+)
+
 _DISTRIBUTIONS = Row(
     "Distributions",
     [
@@ -257,5 +280,5 @@ STALENESS = Dashboard(
     name="staleness",
     title="Rollout buffer / Staleness",
     description="How old is what is trained, where it comes from, and what it does to what is trained.",
-    rows=[_MEANS, _CONTROL, _DISTRIBUTIONS, _CAUSES, _BIAS],
+    rows=[_MEANS, _CONTROL, _REUSE, _DISTRIBUTIONS, _CAUSES, _BIAS],
 )

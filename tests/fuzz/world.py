@@ -43,6 +43,7 @@ class World:
         order = rng.choice((0, 1, 2, 3, 4, 5))
         # A window needs room for what is admitted.
         window = rng.choice((0, 1, 3)) if order == runs_pb2.ORDER_SUBMISSION else 0
+        uses = rng.choice((1, 1, 2, 3))
         return runs_pb2.RunPolicy(
             batch_groups=rng.choice((1, 2, 4)),
             max_queued_groups=rng.choice((8, 16)),
@@ -57,6 +58,10 @@ class World:
             target_measure=rng.choice((0, 1, 2)),  # type: ignore[arg-type]
             lease_ttl_ms=rng.choice((1_000, 5_000)),
             retained_steps=2,
+            max_uses=uses,
+            # Without uses they are refused.
+            reuse_share_milli=rng.choice((500, 1_000)) if uses > 1 else None,
+            reuse_max_staleness=rng.choice((0, 2, 8)) if uses > 1 else None,
         )
 
     def task_id(self, rng: Random) -> str:
