@@ -109,6 +109,19 @@ async def test_groups_come_out_as_they_went_in(buffer: Any, client: BufferClient
     assert run.ledger.balanced
 
 
+async def test_groups_that_are_used_again_are_refused_by_name(buffer: Any, client: BufferClient, args: Any) -> None:
+    """Whoever has an operator change the policy that far is told, and trains on nothing twice."""
+    for i in range(4):
+        await buffer.put(finished(i))
+    await buffer.get(current_version=1)
+    client.update_policy(args.rollout_buffer_run, max_uses=2, reuse_share_milli=1_000, reuse_max_staleness=9)
+    # The first group is trained, and committed, by version 4.
+    for version in (2, 3):
+        await buffer.get(current_version=version)
+    with pytest.raises(InvalidField, match=r"policy\.max_uses.*trained on before"):
+        await buffer.get(current_version=4)
+
+
 async def test_arrays_and_nested_groups_travel(buffer: Any) -> None:
     put = finished(7, rollout_routed_experts=None)
     experts = np.arange(6 * 2 * 3, dtype=np.int32).reshape(6, 2, 3)

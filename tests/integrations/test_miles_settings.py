@@ -198,7 +198,11 @@ def masked() -> Any:
     )  # fmt: skip
     facts = {"group_index": 0, "indices": [0], "prompt": "", "label": None, "metadata": {}}
     return SimpleNamespace(
-        samples=(sample,), metadata=facts, refuse_rows=lambda _who: None, refuse_images=lambda _why: None
+        samples=(sample,),
+        metadata=facts,
+        prior_uses=0,
+        refuse_rows=lambda _who: None,
+        refuse_images=lambda _why: None,
     )
 
 
@@ -240,6 +244,11 @@ def test_a_teachers_logprobs_of_a_reward_function_are_the_samples() -> None:
 def test_rows_of_trajectories_are_refused() -> None:
     with pytest.raises(InvalidField, match="rows of trajectories"):
         converter().samples(group_of(1, 1, 0, lengths=(3, 4, 5), rows=[(1, True), (1, True), (2, True)]))
+
+
+def test_groups_that_are_used_again_are_refused() -> None:
+    with pytest.raises(InvalidField, match=r"policy\.max_uses.*trained on before"):
+        converter().samples(dataclasses.replace(group_of(1, 0, lengths=(3, 4)), prior_uses=1))
 
 
 @dataclasses.dataclass

@@ -100,6 +100,22 @@ def test_a_failed_task_fails_its_batch_and_no_other(service: ServiceProcess) -> 
         generator.stop()
 
 
+def test_what_uses_groups_again_is_refused_by_name(ours: Ours) -> None:
+    again: dict[str, Any] = {"max_uses": 2, "reuse_share_milli": 1_000, "reuse_max_staleness": 9}
+    with pytest.raises(InvalidField, match=r"policy\.max_uses"):
+        ours.generator(policy=replace(POLICY, **again))
+    generator = ours.generator()
+    generator.start()
+    ours.client.update_policy(ours.run_id, **again)
+    for batch_id in range(2):
+        ours.submit(generator, batch_id)
+        ours.release(batch_id)
+    generator.get_batch(0)
+    generator.publish()
+    with pytest.raises(RuntimeError, match=r"policy\.max_uses.*trained on before"):
+        generator.get_batch(1)
+
+
 def test_cancelled_tasks_end_the_wait(ours: Ours) -> None:
     generator = ours.generator()
     generator.start()

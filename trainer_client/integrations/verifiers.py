@@ -23,6 +23,7 @@ from trainer_client.session.plan import SessionOptions
 from trainer_client.session.session import TrainerSession
 from trainer_client.tasks import Task
 
+_ONCE = "1: a batch has the groups of its tasks, each once"
 POLICY = Policy(batch_groups=1, max_queued_groups=1_024, overflow_action="block")
 """Policy of the run. A batch needs every group of its tasks: the run drops none, and its steps are single groups."""
 Broadcast: TypeAlias = Callable[[list[Any]], object]  # as torch.distributed.broadcast_object_list
@@ -44,7 +45,7 @@ class AsyncBatchGenerator:
     `num_batches_ahead`: the target of `should_submit_more` and `batches`; 0 is synchronous. `max_queue_size`: largest
     number of batches that are submitted and not complete; None or 0: twice num_batches_ahead, at least 4.
     `generation_timeout`: seconds. `policy`: of the run, which belongs to one generator: POLICY with other fields, such
-    as `failure_budget`.
+    as `failure_budget`. Raises InvalidField for one that uses groups again: a batch has the groups of its tasks.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class AsyncBatchGenerator:
         publisher: WeightPublisher | None = None,
         policy: Policy = POLICY,
     ) -> None:
+        if policy.max_uses not in (None, 1):
+            raise InvalidField("policy.max_uses", policy.max_uses, _ONCE)
         self.num_batches_ahead, self.generation_timeout = num_batches_ahead, generation_timeout
         self.max_queue_size = max_queue_size or max(num_batches_ahead * 2, 4)
         self.generation_times: deque[float] = deque(maxlen=100)
@@ -153,6 +156,8 @@ class AsyncBatchGenerator:
         return self._session
 
     def _sort(self, group: Group) -> None:
+        if group.prior_uses:
+            raise InvalidField("policy.max_uses", f"group {group.group_id}, which was trained on before", _ONCE)
         batch_id = self._owner.pop(group.task_id, -1)
         if batch_id not in self._pending:
             return  # it has failed

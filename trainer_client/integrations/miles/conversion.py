@@ -27,6 +27,7 @@ from trainer_client.integrations.miles.contract import (
     chosen,
 )
 from trainer_client.integrations.miles.contract import Tokenizer as TokenizerLike
+from trainer_client.integrations.miles.settings import refuse_reuse
 from trainer_client.tasks import SamplingParams, Task
 
 TEACHER, TEACHER_FIELD = "teacher_logprobs", "teacher_log_probs"
@@ -156,8 +157,9 @@ class Converter:
 
     def samples(self, group: batch.Group, *, reward_key: str | None = None) -> list[Sample]:
         """Convert a generated group to the framework's samples, in their order. Raises InvalidField for rows of
-        trajectories, and for images.
+        trajectories, for images, and for a group that is used again.
         """
+        refuse_reuse(group)
         group.refuse_images("multimodal_train_inputs are not made of them")
         group.refuse_rows("the framework's samples of a prompt are compared with each other")
         return [self._sample(group, i, made, reward_key) for i, made in enumerate(group.samples)]

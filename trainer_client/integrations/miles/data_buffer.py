@@ -39,7 +39,7 @@ from trainer_client.integrations.miles.finished import (
     versions_of,
 )
 from trainer_client.integrations.miles.pushing import GroupPusher, Withdrawal
-from trainer_client.integrations.miles.settings import Settings, data_buffer_policy
+from trainer_client.integrations.miles.settings import Settings, data_buffer_policy, refuse_reuse
 from trainer_client.state import Resumed, RunState
 from trainer_client.waiting import Waiting
 
@@ -167,7 +167,7 @@ class BufferServiceDataBuffer:
         `current_version` is Miles' version of the engines' weights; None as long as it has none. A version that has
         risen is published, and the groups that are trained by then are committed. A get that is cancelled takes
         nothing. Raises BatchNotReady after the settings' timeout, naming the shortage; Stopped. Raises InvalidField for
-        another policy than the one whose groups the run holds.
+        another policy than the one whose groups the run holds, and for a group that is used again.
         """
         self._belongs(trainer_model_id)
         async with self._taking:
@@ -175,6 +175,8 @@ class BufferServiceDataBuffer:
             stop = threading.Event()
             with self._ended_by(stop.set):
                 batch = await asyncio.to_thread(self._pull, term, self._next_step, stop)
+            for each in batch.groups:
+                refuse_reuse(each)
             self._next_step += 1
             (group,) = batch.groups
             put = self._queued.pop(group.task_id, None)

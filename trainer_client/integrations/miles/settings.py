@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from buffer_wire.errors import InvalidField
+from trainer_client.batch import Group
 from trainer_client.integrations.miles.contract import Args
 from trainer_client.policy import Policy
 
@@ -152,6 +153,13 @@ def _filters_equal_rewards(args: Args) -> bool:
             f"{EQUAL_REWARDS_FILTER}, which the service applies itself; others need the policy's filter_* fields",
         )
     return True
+
+
+def refuse_reuse(group: Group) -> None:
+    """Raise InvalidField for a group that an earlier step has trained on, as after a change of the run's policy."""
+    if group.prior_uses:
+        what = f"group {group.group_id}, which was trained on before"
+        raise InvalidField("policy.max_uses", what, "1: the framework takes rollout_batch_size new groups a rollout")
 
 
 def data_buffer_policy(args: Args) -> Policy:
