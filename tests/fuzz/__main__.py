@@ -42,6 +42,9 @@ SETTINGS = {
     # Caches would look like growth until they are full.
     "recent_bytes": 1 << 20,
     "max_streams": 64,
+    # An operator's bounds, which policies meet.
+    "max_run_groups": 1 << 20,
+    "max_run_tokens": 1 << 40,
 }
 
 
