@@ -26,7 +26,7 @@ from rollout_buffer.v1 import payloads_pb2
 from trainer_client.batch import Batch
 from trainer_client.client import engines, requests
 from trainer_client.client.assembly import PullAssembly
-from trainer_client.client.call import Call, documented, note, serialize
+from trainer_client.client.call import Call, MadeBefore, documented, note, serialize
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation import calls as evaluations
 from trainer_client.client.evaluation.aio import AsyncEvaluationCalls
@@ -73,8 +73,7 @@ class AsyncBufferClient(AsyncEvaluationCalls):
         """Source of the token that calls carry."""
         self._control = connector.asyncio()
         self._bulk = connector.asyncio()
-        self._made: dict[str, set[str]] = {}
-        """Names of calls that were to be made once before others, by run."""
+        self._made = MadeBefore()
         self._readers: dict[tuple[str, int], AsyncPayloadReader] = {}
 
     async def close(self) -> None:
@@ -94,11 +93,10 @@ class AsyncBufferClient(AsyncEvaluationCalls):
     async def _call(self, call: Call[ReplyT, T]) -> T:
         self._holder.check()
         if call.renews:
-            self._made.pop(call.run_id, None)
-        for name, first in call.before:
-            if name not in self._made.setdefault(call.run_id, set()):
-                await self._call(first)
-                self._made.setdefault(call.run_id, set()).add(name)
+            self._made.forget(call.run_id)
+        for name, first in self._made.lacking(call):
+            await self._call(first)
+            self._made.note(call.run_id, name)
         rpc = self._control.unary_unary(
             call.method, request_serializer=serialize, response_deserializer=call.reply.FromString
         )

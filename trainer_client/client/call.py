@@ -4,7 +4,8 @@ Invariant: a call can be repeated as it is; only the seen revision is filled in 
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar, get_args
 
@@ -19,6 +20,9 @@ from trainer_client.waiting import OnWait
 _OfPayloads: TypeAlias = payloads_pb2.PayloadAccess | payloads_pb2.ReadBlobResponse
 ReplyT = TypeVar("ReplyT", bound=Message)
 T = TypeVar("T")
+
+MOST_MADE = 65_536
+"""Names of calls that a client remembers over all its runs, some 20 MB: a run of the smallest images needs more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,36 @@ class Call(Generic[ReplyT, T]):
     def was_done(self, error: RolloutBufferError, *, repeated: bool) -> bool:
         """True when `error` shows that an earlier try of the call took effect."""
         return repeated and self.gone is not None and isinstance(error, self.gone)
+
+
+class MadeBefore:
+    """Calls that were made before others, by run and name: the last MOST_MADE of them.
+
+    Invariant: a call that stands before another may be made again, and then changes nothing. So one that is forgotten
+    costs its bytes alone.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, str], None] = {}
+        self._changing = threading.Lock()
+
+    def lacking(self, call: Call[Any, Any]) -> "Iterator[tuple[str, Call[Any, Any]]]":
+        """Yield what is still to be made before `call`, by name."""
+        for name, first in call.before:
+            if (call.run_id, name) not in self._names:
+                yield name, first
+
+    def note(self, run_id: str, name: str) -> None:
+        """Remember that a call was made."""
+        with self._changing:
+            self._names[run_id, name] = None
+            while len(self._names) > MOST_MADE:
+                del self._names[next(iter(self._names))]
+
+    def forget(self, run_id: str) -> None:
+        """Forget all calls of a run, which may be another one now."""
+        with self._changing:
+            self._names = {made: None for made in self._names if made[0] != run_id}
 
 
 def documented(method: Callable[..., object], make: Callable[..., object]) -> None:

@@ -22,7 +22,7 @@ from buffer_wire.errors import BatchNotReady, RolloutBufferError
 from buffer_wire.revisions import Revisions
 from rollout_buffer.v1 import payloads_pb2, runs_pb2
 from trainer_client.client import engines, requests
-from trainer_client.client.call import Call, documented, note, serialize
+from trainer_client.client.call import Call, MadeBefore, documented, note, serialize
 from trainer_client.client.connections import Connections
 from trainer_client.client.driver import PULL_SLICE_S, ClientOptions, Deadline, worth_repeating
 from trainer_client.client.evaluation import calls as evaluations
@@ -63,8 +63,7 @@ class ServiceClient(EvaluationCalls):
         self.target = target
         self.options = options or ClientOptions()
         self._connections = Connections(target, self.options)
-        self._made: dict[str, set[str]] = {}
-        """Names of calls that were to be made once before others, by run."""
+        self._made = MadeBefore()
 
     @property
     def revisions(self) -> Revisions:
@@ -96,11 +95,10 @@ class ServiceClient(EvaluationCalls):
 
     def _call(self, call: Call[ReplyT, T]) -> T:
         if call.renews:
-            self._made.pop(call.run_id, None)
-        for name, first in call.before:
-            if name not in self._made.setdefault(call.run_id, set()):
-                self._call(first)
-                self._made.setdefault(call.run_id, set()).add(name)
+            self._made.forget(call.run_id)
+        for name, first in self._made.lacking(call):
+            self._call(first)
+            self._made.note(call.run_id, name)
         rpc = self._control.unary_unary(
             call.method, request_serializer=serialize, response_deserializer=call.reply.FromString
         )

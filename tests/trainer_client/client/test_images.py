@@ -14,6 +14,7 @@ from buffer_wire.errors import InvalidField, UnknownBlob
 from buffer_wire.images.reading import ImageRefused, ImageRules
 from tests.support.service import ServiceProcess, running_service
 from trainer_client import AsyncBufferClient, BufferClient, ImageRef, SamplingParams, Submission, Task
+from trainer_client.client import call
 from trainer_client.collate.images import reader
 from trainer_client.tasks import blobs_of
 
@@ -74,6 +75,24 @@ def test_images_are_written_once_before_the_tasks_that_name_them(service: Servic
         assert read(other) == png(1)
         with pytest.raises(UnknownBlob):
             client.read_blob("once", sha256(b"other").hexdigest())
+
+
+def test_a_client_remembers_a_bounded_number_of_images_and_writes_the_others_again(
+    service: ServiceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "MOST_MADE", 2)
+    images = [ImageRef.of(png(colour), start=1, tokens=2) for colour in range(3)]
+    with BufferClient(service.address) as client:
+        for run_id in ("few", "others"):
+            client.create_run(run_id)
+        client.submit_tasks("others", submission(0, task(images[0])))
+        for at, image in enumerate([*images, *images]):
+            client.submit_tasks("few", submission(at, task(image)))
+            assert len(client._made._names) <= 2
+        assert [client.read_blob("few", image.sha256) for image in images] == [png(colour) for colour in range(3)]
+        assert client.run("few").blob_bytes == sum(len(png(colour)) for colour in range(3))
+        client.delete_run("few")
+        assert client._made._names == {}
 
 
 async def test_the_asyncio_client_writes_them_too(asyncio_client: AsyncBufferClient) -> None:
