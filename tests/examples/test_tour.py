@@ -27,6 +27,13 @@ asyncio.run(cell())
 """
 """The tour as a notebook runs it: within an event loop."""
 
+AT_A_TERMINAL = """
+import runpy, signal
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background was told to ignore it
+runpy.run_path("examples/tour.py", run_name="__main__")
+"""
+
 
 class Tour:
     """The tour in a process, whose descendants are known by a mark in their environment."""
@@ -79,7 +86,7 @@ def test_a_whole_loop_runs_in_one_file_within_an_event_loop_and_leaves_nothing(t
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_ctrl_c_and_a_kill_leave_no_process(tmp_path: Path, sent: signal.Signals) -> None:
-    tour = Tour(tmp_path, "examples/tour.py")
+    tour = Tour(tmp_path, "-c", AT_A_TERMINAL)
     tour.line_with("step 1:")
     assert any("serve" in command for command in tour.alive())
     tour.process.send_signal(sent)

@@ -97,7 +97,7 @@ def test_bill_of_materials_refers_to_the_image_and_names_all_that_is_installed(l
         for path in root.glob("opt/rollout-buffer/lib/python*/site-packages/*.dist-info")
     }
     pinned = dict(
-        line.partition(";")[0].lower().replace("_", "-").split("==")
+        line.lower().replace("_", "-").split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     )
