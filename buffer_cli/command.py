@@ -15,6 +15,7 @@ import typer
 
 from buffer_cli.exits import exit_code
 from buffer_wire.errors import InvalidField
+from buffer_wire.limits import is_text
 
 Command = Callable[..., None]
 
@@ -57,7 +58,7 @@ def _check_texts(given: Mapping[str, object]) -> None:
         if is_dataclass(value):
             _check_texts(vars(value))
         for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and text.encode("utf-8", "replace").decode() != text:
+            if isinstance(text, str) and not is_text(text):
                 raise InvalidField(f"--{name.replace('_', '-')}", ascii(text), "text in UTF-8")
 
 

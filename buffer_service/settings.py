@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from buffer_service.observability.addresses import Address
 from buffer_service.rpc_settings import RpcSettings
+from buffer_wire.limits import is_text
 
 MIB = 1 << 20
 
@@ -165,7 +166,7 @@ class Settings(BaseSettings):
     @classmethod
     def _refuse_no_text(cls, given: dict[str, Any]) -> dict[str, Any]:
         for name, value in given.items():
-            if isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
+            if isinstance(value, str) and not is_text(value):
                 raise ValueError(f"{name} has bytes that are no text in UTF-8")
         return given
 

@@ -79,6 +79,11 @@ def is_file_name(name: str) -> bool:
     )
 
 
+def is_text(text: str) -> bool:
+    """False with half a character (a lone surrogate): JSON can escape one, and Python reads bad UTF-8 as such."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def directory_among(names: Collection[str]) -> str:
     """Name of a file that another one lies below, which no directory can hold; empty where there is none."""
     found = set(names)

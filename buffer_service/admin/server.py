@@ -4,13 +4,16 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from buffer_service.security.certificates import Certificates, RenewedContext
+from buffer_wire.connection.http_protocol import AnswersOnce
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 MAX_HEADER_BYTES = 16 << 10
 MAX_REQUESTS = 512
@@ -26,12 +29,8 @@ REQUEST_S = 10.0
 """A connection that brings no whole request for this long is closed; between two looks it may be up twice as long."""
 
 
-class _Protocol(H11Protocol):
-    """Protocol of uvicorn with two corrections.
-
-    uvicorn's own waits without end for a first request, and for the rest of one that has begun. It also answers a body
-    that breaks HTTP's rules although its request is being answered, or has been.
-    """
+class _Protocol(AnswersOnce):
+    """Protocol that waits only so long for a first request, and for the rest of one that has begun."""
 
     _timer: asyncio.TimerHandle
 
@@ -44,21 +43,6 @@ class _Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn hands it over
-        if self.cycle is not None:
-            # Whatever is still made for this connection is for nobody.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            # Without a body, which an answer to HEAD cannot have.
-            headers = [(b"connection", b"close"), (b"content-length", b"0")]
-            answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-            for event in (answer, h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-            self.transport.close()
-        else:
-            self.transport.abort()
 
     def _look(self, seen: object) -> None:
         """Abort when there is no request, and was none at the last look, since the response `seen` was complete."""

@@ -1,1 +1,1 @@
-"""Connections of clients: access, channels that last, calls that are repeated."""
+"""Connections: access, channels that last, and repeated calls of clients; the HTTP of servers."""

@@ -15,15 +15,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import h11
 import structlog
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from buffer_wire.connection.http_protocol import AnswersOnce
 from buffer_wire.errors import InvalidRequest
 from rollout_workers.agents import chat, messages
 from rollout_workers.agents.answers import Answer
@@ -129,7 +128,7 @@ class AgentServer:
         server = _Server(
             uvicorn.Config(
                 Starlette(routes=routes),
-                http=_Protocol,
+                http=AnswersOnce,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -221,25 +220,6 @@ class AgentServer:
             return
         for event in dialect.events(making.result(), asked, place.episode_id):
             yield event
-
-
-class _Protocol(H11Protocol):
-    """Protocol of uvicorn, whose own answers a body that breaks HTTP's rules although its request has been answered."""
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn hands it over
-        if self.cycle is not None:
-            # Whatever is still made for this connection is for nobody.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            # Without a body, which an answer to HEAD cannot have.
-            headers = [(b"connection", b"close"), (b"content-length", b"0")]
-            answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-            for event in (answer, h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-            self.transport.close()
-        else:
-            self.transport.abort()
 
 
 class _Server(uvicorn.Server):

@@ -21,7 +21,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
-from buffer_wire.limits import is_file_name
+from buffer_wire.limits import is_file_name, is_text
 
 Layout = Mapping[str, tuple[int, ...]]
 """Shape of every tensor of a model, by name."""
@@ -158,7 +158,7 @@ def _weight_files(directory: Path) -> list[Path]:
         if not isinstance(names, dict) or not names:
             raise UnloadableWeights(f"{index} has no weight_map, or an empty one")
         for name in names.values():
-            if not isinstance(name, str) or not is_file_name(name) or not _is_text(name):
+            if not isinstance(name, str) or not is_file_name(name) or not is_text(name):
                 raise UnloadableWeights(f"{index} names {_shown(name)}: no relative path without '..'")
         return sorted({directory / name for name in names.values()})
     files = sorted(directory.glob("*.safetensors"))
@@ -194,7 +194,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
 
 def _tensor(file: Path, data: int, name: str, entry: Any) -> StoredTensor:  # noqa: ANN401 - JSON
     """Tensor of an entry of a header. `data`: the place of the first value in the file."""
-    if len(name) > MAX_NAME_CHARS or not _is_text(name):
+    if len(name) > MAX_NAME_CHARS or not is_text(name):
         raise UnloadableWeights(f"{file} names a tensor {_shown(name)}: no text of at most {MAX_NAME_CHARS} characters")
     parts: list[Any] = [entry.get(key) if isinstance(entry, dict) else None for key in _ENTRY]
     dtype, shape, offsets = parts
@@ -221,13 +221,8 @@ def _are_counts(values: Any) -> bool:  # noqa: ANN401 - JSON
 def _are_texts(about: Any) -> bool:  # noqa: ANN401 - JSON
     """True for an object whose names and values are texts."""
     return isinstance(about, dict) and all(
-        isinstance(text, str) and _is_text(name + text) for name, text in about.items()
+        isinstance(text, str) and is_text(name + text) for name, text in about.items()
     )
-
-
-def _is_text(text: str) -> bool:
-    """False for half a character (a lone surrogate), which JSON can escape and no file can be named by."""
-    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _shown(value: object) -> str:
