@@ -19,7 +19,7 @@ from tests.chaos.papers import Papers
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenario import REPLICATED, Scenario
 from tests.chaos.session import second_run
-from tests.chaos.stores import Store
+from tests.chaos.stores import NothingStruckError, Store
 from tests.engine_matrix.truth import write_version
 from tests.faults.cluster import rpc_processes
 from tests.support.sentinels import free_port
@@ -189,12 +189,13 @@ class Fleet:
         ]  # fmt: skip
 
     async def kill_engine(self, at: int) -> None:
-        """Kill -9 one of the real engines, and have it come back by and by."""
+        """Kill -9 a real engine, and have it come back by and by. Raises NothingStruckError while one does."""
         engine = self.engines[at % len(self.engines)]
-        if self._coming_back is None or self._coming_back.done():
-            assert engine.pid is not None
-            os.killpg(engine.pid, signal.SIGKILL)
-            self._coming_back = asyncio.ensure_future(_back(engine))
+        if self._coming_back is not None and not self._coming_back.done():
+            raise NothingStruckError
+        assert engine.pid is not None
+        os.killpg(engine.pid, signal.SIGKILL)
+        self._coming_back = asyncio.ensure_future(_back(engine))
 
     async def finish(self) -> None:
         """Have the trainer end the bout in order. Raises AssertionError where it does not, or a client has failed."""

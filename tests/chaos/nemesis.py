@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from tests.chaos.fleet import Fleet
 from tests.chaos.proxy import FINE, Mood
 from tests.chaos.scenario import LIVE_CHANGES
 from tests.chaos.session import second_run
-from tests.chaos.stores import CLOCK_JUMPS, Fault
+from tests.chaos.stores import CLOCK_JUMPS, Fault, NothingStruckError
 from tests.faults.calls import OPTIONS
 from tests.faults.history import History
 from tests.support.processes import alive
@@ -88,6 +88,10 @@ class Nemesis:
         fault = {**self.kills, **self.others}[strike.what]
         self._at = strike.at
         given = {"what": strike.what, "kills": fault.kills, "lasts_s": round(strike.lasts_s, 2)}
+        with suppress(NothingStruckError):
+            await self._carried_out(fault, strike, given)
+
+    async def _carried_out(self, fault: Fault, strike: Strike, given: Mapping[str, object]) -> None:
         async with self._history.call("nemesis", "strike", **given) as op:
             if fault.takes_back:
                 async with self._history.call("nemesis", "failover", loses=False) as failover:
@@ -105,7 +109,9 @@ class Nemesis:
 
     def _one(self, pids: list[int]) -> int:
         running = sorted(pid for pid in pids if pid and alive(pid))
-        return running[self._at % len(running)] if running else 0
+        if not running:
+            raise NothingStruckError
+        return running[self._at % len(running)]
 
     def _worker(self) -> int:
         return self._one([client.pid for client in self._fleet.workers()])
@@ -120,8 +126,6 @@ class Nemesis:
     def _of_client(self, choose: Callable[[], int], number: int) -> Callable[[float], Awaitable[None]]:
         async def happen(seconds: float) -> None:
             pid = choose()
-            if not pid:
-                return
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
                 if number == signal.SIGSTOP:
@@ -131,9 +135,7 @@ class Nemesis:
         return happen
 
     async def _kill_process(self, _seconds: float) -> None:
-        pid = self._one(self._fleet.serving())
-        if pid:
-            os.kill(pid, signal.SIGKILL)
+        os.kill(self._one(self._fleet.serving()), signal.SIGKILL)
 
     def _service(self) -> ServiceProcess:
         return self._fleet.services[self._at % len(self._fleet.services)]
@@ -159,9 +161,11 @@ class Nemesis:
 
     async def _change_policy(self, _seconds: float) -> None:
         change = LIVE_CHANGES[self._at % len(LIVE_CHANGES)]
-        with suppress(UnknownRun):  # Its trainer may not have begun it yet.
-            async with AsyncBufferClient("ipv4:" + ",".join(self._fleet.hosts()), OPTIONS) as client:
+        async with AsyncBufferClient("ipv4:" + ",".join(self._fleet.hosts()), OPTIONS) as client:
+            try:
                 await client.update_policy(second_run(self._fleet.run_id), **change)
+            except UnknownRun:
+                raise NothingStruckError from None  # Its trainer has not begun it yet.
 
     # ── connections ──────────────────────────────────────────────────────────
 

@@ -42,7 +42,7 @@ def sought(defect: Defect, tree: Path, seed: int, minutes: float) -> dict[str, A
     began = time.monotonic()
     command = [
         sys.executable, "-m", "tests.chaos", "--minutes", str(minutes), "--seed", str(seed), "--stores", defect.stores,
-        "--until-violation", "--out", str(report),
+        "--until-violation", "--real-every", "0", "--out", str(report),
     ]  # fmt: skip
     path = os.pathsep.join([str(tree), str(tree / "proto")])
     subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False)

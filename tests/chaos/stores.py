@@ -34,6 +34,10 @@ AHEAD_S = 0.3
 """Time for which a primary takes what its replica does not get; less than its Sentinels wait for an answer."""
 
 
+class NothingStruckError(Exception):
+    """There was nobody whom a fault could have struck: it is no fault, and does not count."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that can happen to a store."""

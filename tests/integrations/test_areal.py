@@ -5,7 +5,6 @@ Needs areal (make test-areal).
 
 import importlib.util
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -23,31 +22,12 @@ from safetensors.torch import load_file
 
 from buffer_wire.errors import InvalidField
 from tests.integrations.areal_training import GROUP_SIZE, POLICY, STEPS, config
-from tests.support.recorded_groups import ReplayWorker, recorded_tasks, write_recorded_model
-from tests.support.service import ServiceProcess, running_service
-from trainer_client import BufferClient, ClientOptions
+from tests.support.recorded_groups import ReplayWorker, recorded_tasks
+from tests.support.service import ServiceProcess
+from trainer_client import BufferClient
 from trainer_client.integrations.areal import BufferController, BufferPPOTrainer, BufferSource
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(1500)]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=30)) as connected:
-        yield connected
-
-
-@pytest.fixture
-def run_id(tmp_path: Path) -> str:
-    """A run for each test, whose model lies in tmp_path/model."""
-    write_recorded_model(tmp_path / "model")
-    return re.sub(r"[^A-Za-z0-9]+", "-", tmp_path.name)
 
 
 def journalled(folder: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import torch
 from buffer_wire.errors import BatchNotReady, InvalidField
 from examples.miles.stand_in import arguments
 from tests.integrations.miles_contract import installed, types_of
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 from trainer_client import BufferClient
 from trainer_client.integrations.miles import BufferServiceDataBuffer
 from trainer_client.integrations.miles.data_buffer import Stopped
@@ -23,22 +23,10 @@ MILES = types_of("miles")
 Sample, DataBufferInput = MILES.Sample, MILES.DataBufferInput
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
 def contract() -> Iterator[None]:
     with installed("miles"):
         yield
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address) as made:
-        yield made
 
 
 @pytest.fixture

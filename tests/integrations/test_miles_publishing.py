@@ -1,6 +1,5 @@
 """publish_weights and checkpoint_saved in a process of their own, which shares nothing with the rollout function's."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +8,13 @@ import pytest
 from buffer_wire.errors import InvalidField, StaleTerm
 from tests.integrations.miles_contract import job
 from tests.support.push import Pusher, arrays_for
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 from trainer_client import BufferClient, Policy
 from trainer_client.integrations import miles, slime
 from trainer_client.integrations.miles.settings import Settings
 from trainer_client.integrations.miles.terms import taken_over
 
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address) as made:
-        yield made
 
 
 def args_of(service: ServiceProcess, client: BufferClient, folder: Path, run_id: str) -> Any:

@@ -15,15 +15,9 @@ from buffer_wire.status import ServiceUnreachable
 from examples.miles.stand_in import arguments
 from tests.integrations.miles_contract import installed
 from tests.integrations.test_miles_data_buffer import Buffer, assert_same, finished
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 
 HOUR_S = 3600
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
 
 
 class LossyPush:

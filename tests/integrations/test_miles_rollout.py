@@ -11,7 +11,7 @@ import pytest
 
 from buffer_wire.errors import BatchNotReady, InvalidField, StaleTerm
 from tests.integrations.miles_contract import installed, job, prompts, types_of
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 from tests.workers.process import worker_process
 from trainer_client import BufferClient
 from trainer_client.integrations import miles, slime
@@ -27,23 +27,11 @@ ENGINE = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
 def contract() -> Iterator[None]:
     with installed("miles"), installed("slime"):
         yield
         miles.stop_global_worker()
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address) as made:
-        yield made
 
 
 def until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

@@ -21,18 +21,6 @@ from tests.support.service import CHECKOUT, ServiceProcess, running_service
 from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, Task
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=30)) as made:
-        yield made
-
-
 def tokens_of(ranks: list[list[dict[str, Any]]]) -> list[list[int]]:
     return [micro["input_ids"] for rank in ranks for micro in rank]
 

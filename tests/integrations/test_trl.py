@@ -5,7 +5,6 @@ Needs the extra `trl` (make test-trl).
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -38,10 +37,10 @@ from tests.integrations.trl_training import (
     trainer_of,
 )
 from tests.support.push import GroupArrays, PushingWorker
-from tests.support.recorded_groups import ReplayWorker, recorded_groups, replayed, write_recorded_model
-from tests.support.service import ServiceProcess, running_service
+from tests.support.recorded_groups import ReplayWorker, recorded_groups, replayed
+from tests.support.service import ServiceProcess
 from tests.workers.process import worker_process
-from trainer_client import BufferClient, ClientOptions
+from trainer_client import BufferClient
 from trainer_client.integrations.trl import BufferSource, worker_reward
 from trainer_client.publish import FilesPublisher
 
@@ -49,25 +48,6 @@ from trainer_client.publish import FilesPublisher
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
 
 Make = Callable[[tasks_pb2.Lease, WeightVersion], GroupArrays]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=30)) as connected:
-        yield connected
-
-
-@pytest.fixture
-def run_id(tmp_path: Path) -> str:
-    """A run for each test, whose model lies in tmp_path/model."""
-    write_recorded_model(tmp_path / "model")
-    return re.sub(r"[^A-Za-z0-9]+", "-", tmp_path.name)
 
 
 @pytest.fixture

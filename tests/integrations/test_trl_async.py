@@ -3,12 +3,10 @@
 Its attention is computed on the CPU (examples/trl/on_cpu.py). Needs the extra `trl` (make test-trl).
 """
 
-import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -24,33 +22,14 @@ from safetensors.torch import load_file
 from buffer_wire.errors import InvalidField, InvalidPolicy
 from tests.integrations.trl_async_training import Journal, Watched, config, logged, source_of, trainer_of
 from tests.integrations.trl_training import GROUP_SIZE, POLICY, dataset, journalled
-from tests.support.recorded_groups import ReplayWorker, write_recorded_model
-from tests.support.service import ServiceProcess, running_service
+from tests.support.recorded_groups import ReplayWorker
+from tests.support.service import ServiceProcess
 from tests.workers.process import worker_process
-from trainer_client import BufferClient, ClientOptions, Policy
+from trainer_client import BufferClient, Policy
 from trainer_client.publish import FilesPublisher
 
 # Libraries of trl, not of ours, and none of them within its reach.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=30)) as connected:
-        yield connected
-
-
-@pytest.fixture
-def run_id(tmp_path: Path) -> str:
-    """A run for each test, whose model lies in tmp_path/model."""
-    write_recorded_model(tmp_path / "model")
-    return re.sub(r"[^A-Za-z0-9]+", "-", tmp_path.name)
 
 
 def test_steps_are_trained_and_published_and_none_is_committed_before_it_is_trained(

@@ -13,18 +13,12 @@ from buffer_wire.errors import InvalidField, StaleTerm
 from rollout_buffer.v1 import common_pb2
 from tests.integrations.verifiers_scenes import DEADLINE_S, Ours, tasks_of
 from tests.support.push import Pusher, group_of_lease
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 from trainer_client import BufferClient
 from trainer_client.integrations.verifiers import POLICY, AsyncBatchGenerator, BatchResult, get_batch_slice
 from trainer_client.publish import FilesPublisher
 
 RUNS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
 
 
 @pytest.fixture

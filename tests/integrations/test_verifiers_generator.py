@@ -12,18 +12,12 @@ from typing import Any
 import pytest
 
 from tests.integrations.verifiers_scenes import DEADLINE_S, Original, Ours, original_module, original_path
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 
 ABSENT = pytest.mark.skipif(
     original_path() is None, reason="verifiers 0.1.6 is not there: make test-verifiers-generator"
 )
 RUNS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
 
 
 @pytest.fixture

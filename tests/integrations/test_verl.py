@@ -9,7 +9,6 @@ import asyncio
 import importlib.util
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -35,7 +34,7 @@ from buffer_wire.errors import InvalidField
 from rollout_buffer.v1.groups_pb2 import ImageRef
 from tests.integrations.verl_training import GROUP_SIZE, POLICY, STEP_GROUPS, STEPS, STEPS_PER_VERSION, config
 from tests.support.recorded_groups import ReplayWorker, recorded_groups, recorded_tasks, write_recorded_model
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 from trainer_client import BufferClient, ClientOptions
 from trainer_client.batch import Group
 from trainer_client.integrations.verl import BufferRollouter, BufferSource, BufferWeights, train
@@ -58,24 +57,6 @@ CPU = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_agent_register_timeout_ms": "300000",
 }
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=30)) as connected:
-        yield connected
-
-
-@pytest.fixture
-def run_id(tmp_path: Path) -> str:
-    """A run for each test."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", tmp_path.name)
 
 
 @pytest.fixture

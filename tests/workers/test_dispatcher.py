@@ -1,9 +1,10 @@
 """The lease loop of one engine over a service that answers as a test says."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from rollout_buffer.v1 import tasks_pb2
 from rollout_workers.engine.simulated.engine import SimulatedEngine
@@ -43,29 +44,30 @@ class StoppingService:
         return tasks_pb2.ReturnLeasesResponse(outcomes=[tasks_pb2.RETURN_OUTCOME_PENDING] * len(returns))
 
 
-async def test_leases_that_come_in_the_moment_of_the_stop_go_back() -> None:
-    engine = SimulatedEngine()
+@asynccontextmanager
+async def leasing(service: StoppingService) -> AsyncIterator[EngineSlot]:
+    """The service's dispatcher, for a simulated engine that is ready; its slot."""
+    engine, asked = SimulatedEngine(), cast("Any", service)
     slot = EngineSlot("e0", engine, await engine.info(), base_model=None)
     slot.adopt(slot.loaded)
-    service: Any = StoppingService()
-    keeper = LeaseKeeper("e0", service)
-    # None of it is worked on, so the tools for it are not needed.
+    # No lease is worked on, so the tools for it are not needed.
     tools: Any = SimpleNamespace(spread=None, surplus_samples=0)
-    service.dispatcher = Dispatcher(slot, service, keeper, tools, limit=InflightLimit(slot, 2), lease_wait_s=10.0)
-    await asyncio.wait_for(service.dispatcher.run(), 10)
-    assert service.asked == ["r1", "r1"], "the same request, which grants the same"
-    assert [(back.lease_id, back.kind) for back in service.returned] == [("t1/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED)]
+    keeper, limit = LeaseKeeper("e0", asked), InflightLimit(slot, 2)
+    service.dispatcher = Dispatcher(slot, asked, keeper, tools, limit=limit, lease_wait_s=10.0)
+    yield slot
     await engine.close()
 
 
+async def test_leases_that_come_in_the_moment_of_the_stop_go_back() -> None:
+    service = StoppingService()
+    async with leasing(service):
+        await asyncio.wait_for(service.dispatcher.run(), 10)
+    assert service.asked == ["r1", "r1"], "the same request, which grants the same"
+    assert [(back.lease_id, back.kind) for back in service.returned] == [("t1/0/1", tasks_pb2.RETURN_KIND_INTERRUPTED)]
+
+
 async def test_a_stop_in_the_moment_in_which_a_crowded_engine_is_looked_at_ends_the_loop() -> None:
-    engine = SimulatedEngine()
-    slot = EngineSlot("e0", engine, await engine.info(), base_model=None)
-    slot.adopt(slot.loaded)
-    service: Any = StoppingService()
-    tools: Any = SimpleNamespace(spread=None, surplus_samples=0)
-    keeper = LeaseKeeper("e0", service)
-    dispatcher = Dispatcher(slot, service, keeper, tools, limit=InflightLimit(slot, 2), lease_wait_s=10.0)
+    service = StoppingService()
 
     class Crowded:
         of_others, waiting = True, 9
@@ -73,19 +75,18 @@ async def test_a_stop_in_the_moment_in_which_a_crowded_engine_is_looked_at_ends_
         async def ask(self, _engine: object, _in_flight: int, *, max_age_s: float = 1.0) -> None:
             if max_age_s == 0.0:
                 # Without a turn of the event loop in between: whoever runs the loop has not heard of it yet.
-                dispatcher.stop()
+                service.dispatcher.stop()
 
         def is_crowded(self, _most: int) -> bool:
             return True
 
-    load: Any = Crowded()
-    slot.load = load
-    running = asyncio.create_task(dispatcher.run())
-    while not dispatcher.waiting_on:  # noqa: ASYNC110 - a turn of the loop each
-        await asyncio.sleep(0)
-    await asyncio.wait_for(running, 10)
+    async with leasing(service) as slot:
+        slot.load = cast("Any", Crowded())
+        running = asyncio.create_task(service.dispatcher.run())
+        while not service.dispatcher.waiting_on:  # noqa: ASYNC110 - a turn of the loop each
+            await asyncio.sleep(0)
+        await asyncio.wait_for(running, 10)
     assert service.asked == []
-    await engine.close()
 
 
 async def test_engine_without_work_says_which_limit_it_waits_for() -> None:
@@ -97,14 +98,8 @@ async def test_engine_without_work_says_which_limit_it_waits_for() -> None:
             wait = tasks_pb2.LEASE_WAIT_RATE_LIMITED
             return tasks_pb2.LeaseTasksResponse(wait=wait, limited_environment="code", limited_for_ms=400)
 
-    engine = SimulatedEngine()
-    slot = EngineSlot("e0", engine, await engine.info(), base_model=None)
-    slot.adopt(slot.loaded)
-    service: Any = Limited()
-    tools: Any = SimpleNamespace(spread=None, surplus_samples=0)
-    keeper = LeaseKeeper("e0", service)
-    service.dispatcher = Dispatcher(slot, service, keeper, tools, limit=InflightLimit(slot, 2), lease_wait_s=10.0)
-    await asyncio.wait_for(service.dispatcher.run(), 10)
+    service = Limited()
+    async with leasing(service):
+        await asyncio.wait_for(service.dispatcher.run(), 10)
     expected = "time: starts_per_minute of environment code allow its next group in 0.4 s"
     assert service.dispatcher.waiting_on == expected
-    await engine.close()
