@@ -83,77 +83,49 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 	.venv-proto/bin/python $(PIP) -r constraints/proto.txt; \
 	touch $@
 
-# Installs beside everything in .venv; apart, because it brings 50 packages that nobody else needs.
-.venv-verifiers/.installed: pyproject.toml constraints.txt constraints/verifiers.txt
-	@$(call need_own,.venv-verifiers)
-	@$(need_python)
-	@echo "test-verifiers: the package verifiers into .venv-verifiers (about 1 minute)"; \
-	test -x .venv-verifiers/bin/python || $(PYTHON) -m venv .venv-verifiers; \
-	.venv-verifiers/bin/python $(PIP) -c constraints.txt -c constraints/verifiers.txt -e '.[verifiers]' \
-		'verifiers[ta]' pytest pytest-asyncio pytest-timeout; \
-	pwd -P > $@
+# Environments beside .venv, each with the product and what only its tests need: packages_NAME, and then_NAME without
+# resolving. Of constraints/NAME.txt come their versions.
+site_of = $$(.venv-$(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.venv-agents/.installed: pyproject.toml constraints.txt constraints/agents.txt
-	@$(call need_own,.venv-agents)
-	@$(need_python)
-	@echo "test-agents: clients and agents into .venv-agents (about 1 minute)"; \
-	test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents; \
-	.venv-agents/bin/python $(PIP) -c constraints.txt -c constraints/agents.txt -e '.[agents,embedded,service]' \
-		anthropic mini-swe-agent openai openai-agents pytest pytest-asyncio pytest-timeout; \
-	pwd -P > $@
+# 50 packages that nobody else needs.
+packages_verifiers := -c constraints/verifiers.txt -e '.[verifiers]' 'verifiers[ta]'
+
+packages_agents := -c constraints/agents.txt -e '.[agents,embedded,service]' anthropic mini-swe-agent openai openai-agents
 
 # The last release that has the generator class; it and the one of the worker exclude each other.
-.venv-verifiers-generator/.installed: pyproject.toml constraints.txt constraints/verifiers-generator.txt
-	@$(call need_own,.venv-verifiers-generator)
-	@$(need_python)
-	@echo "test-verifiers-generator: verifiers 0.1.6 into .venv-verifiers-generator (0.6 GB, about 1 minute)"; \
-	test -x .venv-verifiers-generator/bin/python || $(PYTHON) -m venv .venv-verifiers-generator; \
-	.venv-verifiers-generator/bin/python $(PIP) -c constraints.txt -c constraints/verifiers-generator.txt \
-		-e '.[service,embedded]' verifiers==0.1.6 pytest pytest-asyncio pytest-timeout; \
-	pwd -P > $@
+packages_verifiers-generator := -c constraints/verifiers-generator.txt -e '.[service,embedded]' verifiers==0.1.6
 
-.venv-trl/.installed: pyproject.toml constraints.txt constraints/trl.txt
-	@$(call need_own,.venv-trl)
-	@$(need_python)
-	@echo "test-trl: the package trl into .venv-trl (about 2 minutes)"; \
-	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl; \
-	.venv-trl/bin/python $(PIP) -c constraints.txt -c constraints/trl.txt -e '.[trl,service,embedded,worker]' \
-		pytest pytest-asyncio pytest-timeout; \
-	pwd -P > $@
+packages_trl := -c constraints/trl.txt -e '.[trl,service,embedded,worker]'
 
-# What AReaL asks for has CUDA and agents in it, so nothing is resolved for it.
-.venv-areal/.installed: pyproject.toml constraints.txt constraints/areal.txt
-	@$(call need_own,.venv-areal)
-	@$(need_python)
-	@echo "test-areal: AReaL's wheel into .venv-areal (about 3 minutes)"; \
-	test -x .venv-areal/bin/python || $(PYTHON) -m venv .venv-areal; \
-	.venv-areal/bin/python $(PIP) -c constraints.txt -e '.[torch,service,embedded,worker]' transformers httpx pillow \
-		pyarrow python-dateutil pytz requests tabulate wandb pytest pytest-asyncio pytest-timeout; \
-	.venv-areal/bin/python $(PIP) --no-deps -r constraints/areal.txt; \
-	pwd -P > $@
+# What AReaL, SkyRL and verl ask for has CUDA and agents in it, so nothing is resolved for them.
+of_trainers := -e '.[torch,service,embedded,worker]' transformers httpx pillow pyarrow python-dateutil pytz requests
+packages_areal := $(of_trainers) tabulate wandb
+then_areal := -r constraints/areal.txt
 
-# As of AReaL, nothing is resolved. On Python 3.11 pydantic refuses the TypedDict that SkyRL 0.3.0 imports.
-.venv-skyrl/.installed: pyproject.toml constraints.txt constraints/skyrl.txt
-	@$(call need_own,.venv-skyrl)
-	@$(need_python)
-	@echo "test-skyrl: SkyRL's wheel into .venv-skyrl (about 3 minutes)"; \
-	test -x .venv-skyrl/bin/python || $(PYTHON) -m venv .venv-skyrl; \
-	.venv-skyrl/bin/python $(PIP) -c constraints.txt -e '.[torch,service,embedded,worker]' transformers httpx pillow \
-		pyarrow python-dateutil pytz requests wandb pytest pytest-asyncio pytest-timeout; \
-	.venv-skyrl/bin/python $(PIP) --no-deps -r constraints/skyrl.txt; \
-	echo 'import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict' \
-		> $$(.venv-skyrl/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/typed_dict.pth; \
-	pwd -P > $@
+# On Python 3.11 pydantic refuses the TypedDict that SkyRL 0.3.0 imports.
+packages_skyrl := $(of_trainers) wandb
+then_skyrl := -r constraints/skyrl.txt
+end_skyrl = echo 'import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict' \
+	> $(call site_of,skyrl)/typed_dict.pth;
 
-# As of AReaL, nothing is resolved.
-.venv-verl/.installed: pyproject.toml constraints.txt constraints/verl.txt
-	@$(call need_own,.venv-verl)
+packages_verl := $(of_trainers) opentelemetry-sdk
+then_verl := -r constraints/verl.txt
+
+# The engine's declared dependencies would bring CUDA; Miles and slime import a part that needs none of them. The newest
+# SGLang in which Miles finds every module that it imports. Torchvision's own library does not load beside a CPU torch.
+packages_upstreams := -r constraints/upstreams.txt -e '.[torch,service,embedded,worker]' transformers pillow
+then_upstreams := sglang==0.5.22 sglang-router==0.3.2 torchvision==0.28.0
+end_upstreams = cp deploy/sglang-cpu/shims/torchvision_schemas.* "$(call site_of,upstreams)";
+
+BESIDE := verifiers agents verifiers-generator trl areal skyrl verl upstreams
+$(BESIDE:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml constraints.txt constraints/%.txt
+	@$(call need_own,.venv-$*)
 	@$(need_python)
-	@echo "test-verl: verl's wheel into .venv-verl (about 2 minutes)"; \
-	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl; \
-	.venv-verl/bin/python $(PIP) -c constraints.txt -e '.[torch,service,embedded,worker]' transformers httpx \
-		opentelemetry-sdk pillow pyarrow python-dateutil pytz requests pytest pytest-asyncio pytest-timeout; \
-	.venv-verl/bin/python $(PIP) --no-deps -r constraints/verl.txt; \
+	@echo "test-$*: its packages into .venv-$* (up to 2.8 GB, 1 to 3 minutes)"; \
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*; \
+	.venv-$*/bin/python $(PIP) -c constraints.txt $(packages_$*) pytest pytest-asyncio pytest-timeout; \
+	$(if $(then_$*),.venv-$*/bin/python $(PIP) --no-deps $(then_$*);) \
+	$(end_$*) \
 	pwd -P > $@
 
 # A program alone; what it is handed comes from .venv.
@@ -171,20 +143,6 @@ TOOLS := $(if $(shell $(call other_owner,.venv)),,.venv/.installed)
 	test -x .venv-reverb/bin/python || $(PYTHON) -m venv .venv-reverb; \
 	.venv-reverb/bin/python $(PIP) -r constraints/reverb.txt; \
 	touch $@
-
-# The engine's declared dependencies would bring CUDA; Miles and slime import a part that needs none of them. The newest
-# SGLang in which Miles finds every module that it imports. Torchvision's own library does not load beside a CPU torch.
-.venv-upstreams/.installed: pyproject.toml constraints.txt constraints/upstreams.txt
-	@$(call need_own,.venv-upstreams)
-	@$(need_python)
-	@echo "test-upstreams: what upstreams import into .venv-upstreams (2.8 GB, about 3 minutes)"; \
-	test -x .venv-upstreams/bin/python || $(PYTHON) -m venv .venv-upstreams; \
-	.venv-upstreams/bin/python $(PIP) -c constraints.txt -r constraints/upstreams.txt \
-		-e '.[torch,service,embedded,worker]' transformers pillow pytest pytest-asyncio pytest-timeout; \
-	.venv-upstreams/bin/python $(PIP) --no-deps sglang==0.5.22 sglang-router==0.3.2 torchvision==0.28.0; \
-	cp deploy/sglang-cpu/shims/torchvision_schemas.* \
-		"$$(.venv-upstreams/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
-	pwd -P > $@
 
 # --- run ----------------------------------------------------------------------------------------------------
 
@@ -250,7 +208,8 @@ test-faults: install ## histories of whole systems under random kills and failov
 # A seed repeats each bout's scenario and its schedule of faults; without one, each run draws its own.
 CHAOS_MINUTES ?= 60
 CHAOS_ARGS ?=
-test-chaos: install ## fleets of real processes under hundreds of kills and other faults, an hour; CHAOS_MINUTES=5 is the short form
+test-chaos: ## fleets of real processes under hundreds of kills and other faults, an hour; CHAOS_MINUTES=5 is the short form
+	@$(MAKE) -j2 install install-sglang
 	@$(BIN)/python -m tests.chaos --minutes $(CHAOS_MINUTES) $(CHAOS_ARGS)
 
 test-cluster: install ## payloads, and runs, on a cluster of real servers: failovers, slots that move, rights, histories

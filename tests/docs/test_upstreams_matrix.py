@@ -1,5 +1,6 @@
 """The matrix of upstreams: a row for each, in words that the command writes; what it says of a run of tests."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ def test_an_upstream_has_a_row_and_its_tests_are_there(upstream: Upstream) -> No
     assert [tests for tests in upstream.tests if not list(ROOT.glob(tests))] == []
     makefile = (ROOT / "Makefile").read_text()
     assert f"\n{upstream.target}:" in makefile
-    assert f"\n{upstream.environment}/.installed:" in makefile
+    beside = re.findall(r"^BESIDE := (.*)$", makefile, re.MULTILINE)[0].split()
+    assert upstream.environment.removeprefix(".venv-") in beside
     assert bool(upstream.variable) != bool(upstream.wheels)
 
 

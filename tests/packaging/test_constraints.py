@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOGETHER = re.findall(r"-c constraints\.txt (?:-c|-r) (constraints/[\w-]+\.txt)", (ROOT / "Makefile").read_text())
+TOGETHER = re.findall(
+    r"^packages_[\w-]+ := (?:-c|-r) (constraints/[\w-]+\.txt)", (ROOT / "Makefile").read_text(), re.MULTILINE
+)
 
 
 def pins(file: Path) -> dict[str, str]:
