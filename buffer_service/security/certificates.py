@@ -13,6 +13,8 @@ from pathlib import Path
 
 import structlog
 
+from buffer_wire.connection.tls_files import settled
+
 log = structlog.get_logger(__name__)
 
 POLL_S = 1.0
@@ -61,7 +63,7 @@ class Certificates:
         self._lock = threading.Lock()
         self.broken = False
         """The files as they are now cannot be used; earlier ones are in force."""
-        self._stamp, self._material = self._read()
+        self._stamp, self._material = settled(self._read, TlsRefused)
         self._looked = clock()
 
     @property

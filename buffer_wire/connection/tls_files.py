@@ -1,13 +1,15 @@
 """A client's TLS files, read again when they change, so that certificates are replaced while a client runs.
 
 Knows no gRPC. Invariant: what is in force was read as a whole, and its certificate and key go together. Files that do
-not, as while they are replaced one after the other, leave those in force that were read last.
+not, as while they are replaced one after the other, leave those in force that were read last. Who begins in such a
+moment has none yet, so it reads again for a moment.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from buffer_wire.connection.access import SYSTEM, Access
 from buffer_wire.errors import InvalidField
@@ -15,9 +17,26 @@ from buffer_wire.errors import InvalidField
 POLL_S = 1.0
 """Shortest time between two looks at the files."""
 
+SETTLE_S = 0.5
+"""Longest time, in seconds, for which files are read again at the start: somebody may be replacing them."""
+_AGAIN_S = 0.02
 _FIELDS = ("tls_ca", "tls_key", "tls_cert")
 
+T = TypeVar("T")
+
 Stamp = tuple[tuple[int, int, int], ...]
+
+
+def settled(read: Callable[[], T], refusal: type[Exception]) -> T:
+    """Result of `read`, the first reading of files; tried again while it raises `refusal`, for at most SETTLE_S."""
+    until = time.monotonic() + SETTLE_S
+    while True:
+        try:
+            return read()
+        except refusal:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +58,7 @@ class TlsFiles:
         self._access = access
         self._clock = clock
         self._paths = {name: Path(path) for name in _FIELDS if (path := getattr(access, name)) and str(path) != SYSTEM}
-        self._in_force = self._read()
+        self._in_force = settled(self._read, InvalidField)
         self._looked = clock()
 
     @property

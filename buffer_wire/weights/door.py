@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from buffer_wire.connection.access import POLL_S, WEIGHTS, Access, TokenSource
+from buffer_wire.connection.tls_files import settled
 from buffer_wire.errors import InvalidField
 
 CHALLENGE = 'Bearer realm="rollout-buffer weights"'
@@ -54,7 +55,7 @@ class WeightsDoor:
         self._files = [Path(path) for path in (tls_cert, tls_key) if path]
         self._looked = time.monotonic()
         self._stamp = self._stamped() if self._files else ()
-        self.tls = self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)) if self._files else None
+        self.tls = settled(self._fresh, InvalidField) if self._files else None
         """Context for connections; None: plain http."""
 
     @property
@@ -82,7 +83,7 @@ class WeightsDoor:
             stamp = self._stamped()
             if stamp != self._stamp:
                 # Tried apart: a failed load may leave a certificate without its key.
-                self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+                self._fresh()
                 self._loaded(self.tls)
                 self._stamp = stamp
         except (InvalidField, OSError):
@@ -94,6 +95,9 @@ class WeightsDoor:
         except OSError as error:
             raise InvalidField("tls_cert", str(error.filename), f"a file that can be read ({error.strerror})") from None
         return tuple((one.st_mtime_ns, one.st_size, one.st_ino) for one in found)
+
+    def _fresh(self) -> ssl.SSLContext:
+        return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         cert, key = self._files

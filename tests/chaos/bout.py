@@ -17,6 +17,7 @@ from tests.chaos.checker.promises import broken
 from tests.chaos.fleet import Fleet, running
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.papers import Papers
+from tests.chaos.recovery import standstills
 from tests.chaos.scenario import Scenario
 from tests.chaos.session import JOURNAL, MAX_STALENESS, MAX_USES, REUSE_MAX_STALENESS
 from tests.faults.calls import OPTIONS
@@ -67,7 +68,7 @@ def lived(scenario: Scenario, seed: int, seconds: float, folder: Path) -> Bout:
     found.events = Events.load(*folder.glob("*.jsonl"))
     found.session = counted(folder / JOURNAL)
     if not found.problems:
-        found.problems = [*broken(found.events), *broken_in(folder / JOURNAL, BOUNDS)]
+        found.problems = [*broken(found.events), *broken_in(folder / JOURNAL, BOUNDS), *standstills(found.events)]
     return found
 
 

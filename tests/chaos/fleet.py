@@ -104,8 +104,9 @@ class Client:
             os.kill(self.pid, signal.SIGKILL)
 
     def _last_words(self) -> list[str]:
-        """Lines that it said."""
-        return (self.folder / f"{self.name}.log").read_text().strip().splitlines() or ["nothing was said"]
+        """Lines that it said, without the frames of groups of errors."""
+        said = (self.folder / f"{self.name}.log").read_text().splitlines()
+        return [line for line in said if line.strip(" |+-0123456789")] or ["nothing was said"]
 
 
 @dataclass

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from buffer_wire.errors import EvaluationNotReady, UnknownRun
+from buffer_wire.status import ServiceUnreachable
 from tests.chaos.client import BOUT, ENOUGH, Place
 from tests.engine_matrix.truth import FIRST, VERSIONS, write_version
 from tests.faults.kinds_of_work import digest
@@ -132,7 +133,7 @@ def _evaluate(session: TrainerSession, journal: Journal) -> None:
         with session.client.evaluation(session.run_id, state.eval_id) as evaluation:
             try:
                 read = [_results(evaluation) for _ in range(2)]
-            except EvaluationNotReady as error:
+            except (EvaluationNotReady, ServiceUnreachable) as error:
                 journal.write(evaluation_left=str(error))
                 continue
             facts = {"id": state.eval_id, "version": evaluation.version.version, "tasks": EVALUATED}

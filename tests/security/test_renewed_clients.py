@@ -18,6 +18,7 @@ from buffer_wire.connection import tls_files
 from buffer_wire.connection.access import Access
 from buffer_wire.connection.channels import Connector
 from buffer_wire.errors import InvalidField
+from buffer_wire.weights.door import WeightsDoor
 from tests.security.certificates import Authority, Certificate
 from tests.support.service import running_service
 from trainer_client.client.blocking import BufferClient
@@ -214,6 +215,23 @@ async def test_files_that_do_not_go_together_are_passed_over(
         shutil.copy(issued["second"].key, access.tls_key)
         assert await who(b"", timeout=10) == b"second"
         await channel.close(None)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda access: Connector("localhost:1", access),
+        lambda access: Certificates(TlsFiles(access.tls_cert, access.tls_key)),
+        lambda access: WeightsDoor(tls_cert=access.tls_cert, tls_key=access.tls_key),
+    ],
+    ids=["a client", "a service", "a server of weights"],
+)
+def test_who_begins_while_files_are_replaced_waits_for_the_last_of_them(
+    begin: Callable[[Access], object], issued: dict[str, Certificate], access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(issued["second"].cert, access.tls_cert)
+    monkeypatch.setattr(time, "sleep", lambda _: shutil.copy(issued["second"].key, access.tls_key))
+    begin(access)
 
 
 def test_a_client_does_not_start_with_files_that_do_not_go_together(

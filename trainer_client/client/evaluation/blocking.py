@@ -140,7 +140,7 @@ class EvaluationCalls:
     def read_evaluation(self: _Client, reading: Reading, timeout_s: float, on_wait: OnWait | None) -> "Iterator[Group]":
         """Yield the groups that a reading has not had yet, as they come.
 
-        Raises EvaluationNotReady after `timeout_s`.
+        Raises EvaluationNotReady after `timeout_s`, ServiceUnreachable where nobody answered at that time.
         """
         read = self._bulk.unary_stream(
             evaluations.READ_METHOD,
