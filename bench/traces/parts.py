@@ -53,7 +53,7 @@ def measured() -> dict[str, float]:
 
     def decide() -> None:
         for group_id in group_ids:
-            tracer.samples(run.group(group_id))
+            tracer.root(run, group_id)
 
     def spans() -> None:
         made = Tracer("bench", Encoder())

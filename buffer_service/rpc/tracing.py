@@ -91,8 +91,8 @@ class ServiceTraces:
             return
         recorded = 0
         for group in batch.shard:
-            root = run.group(group.group_id)
-            if not self.tracer.samples(root):
+            root = self.tracer.root(run, group.group_id)
+            if root is None:
                 continue
             since_ms = made_ms(group.payload_key)
             self.tracer.record(

@@ -96,6 +96,10 @@ class RenewedChannel:
 
     def _way(self, kind: str, made_with: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
         tokens = self._tokens
+        if self._files is None:
+            # One channel for ever, whose calls nobody has to count.
+            way = getattr(self._present.channel, kind)(*made_with, **named)
+            return lambda *args, metadata=None, **kwargs: way(*args, metadata=_with(metadata, tokens), **kwargs)
         made: tuple[_CountedChannel, Callable[..., Any]] | None = None
         """The way to call that the newest channel used made."""
 
@@ -108,7 +112,7 @@ class RenewedChannel:
                 newest = made
                 if newest is None or newest[0] is not counted:
                     newest = made = (counted, getattr(counted.channel, kind)(*made_with, **named))
-                call = newest[1](*args, metadata=(*(metadata or ()), *bearer(tokens.current), *carried()), **kwargs)
+                call = newest[1](*args, metadata=_with(metadata, tokens), **kwargs)
                 ended = not self._told_of_end(call, counted)
             except BaseException:
                 ended = True
@@ -169,6 +173,10 @@ class RenewedChannel:
 async def _all_of(ends: Iterable[Any]) -> None:
     for end in ends:
         await end
+
+
+def _with(metadata: Iterable[tuple[str, str]] | None, tokens: TokenSource) -> Metadata:
+    return (*(metadata or ()), *bearer(tokens.current), *carried())
 
 
 def bearer(token: str) -> Metadata:

@@ -34,7 +34,11 @@ class Context:
     @classmethod
     def root(cls, *names: object) -> Self:
         """Context of the root of the trace that these names have."""
-        trace_id = xxh3_128_intdigest("\0".join(map(str, names)).encode()) or 1
+        return cls.root_of(xxh3_128_intdigest("\0".join(map(str, names)).encode()) or 1)
+
+    @classmethod
+    def root_of(cls, trace_id: int) -> Self:
+        """Context of the root of this trace."""
         return cls(trace_id, _span_id("root", trace_id & 0xFFFF_FFFF_FFFF_FFFF))
 
     @classmethod
@@ -62,10 +66,19 @@ class RunTraces:
 
     run_id: str
     created_ms: int
+    _groups: bytes = field(init=False, repr=False, compare=False)
+    """What is hashed before a group's id; kept, for each process asks of each group."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_groups", f"group\0{self.run_id}\0{self.created_ms}\0".encode())
+
+    def group_trace_id(self, group_id: str) -> int:
+        """Id of the trace of a group, `task_id/incarnation`."""
+        return xxh3_128_intdigest(self._groups + group_id.encode()) or 1
 
     def group(self, group_id: str) -> Context:
         """Root of the trace of a group, `task_id/incarnation`."""
-        return Context.root("group", self.run_id, self.created_ms, group_id)
+        return Context.root_of(self.group_trace_id(group_id))
 
     def update(self, term: int, version: int) -> Context:
         """Root of the trace of a weight version: the steps that are trained for it, its publish, its loads."""

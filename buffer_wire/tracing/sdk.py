@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
 
 try:
@@ -19,12 +19,12 @@ try:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-    from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, TraceIdRatioBased
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, Sampler, TraceIdRatioBased
     from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 except ImportError as error:
     raise ImportError(f"traces need OpenTelemetry's SDK: pip install 'rollout-buffer[otel]' ({error})") from error
 
-from buffer_wire.tracing.contexts import Context, Span
+from buffer_wire.tracing.contexts import Context, RunTraces, Span
 
 logger = logging.getLogger("buffer_wire.tracing")
 
@@ -113,9 +113,10 @@ class Tracer:
         if "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
             del named["service.name"]
         self._ids = PlannedIds()
-        named_sampler = os.environ.get("OTEL_TRACES_SAMPLER")
-        self._sampler = TracerProvider(shutdown_on_exit=False).sampler if named_sampler else TraceIdRatioBased(RATIO)
-        """The sampler of OTEL_TRACES_SAMPLER. It is asked by `samples`; what comes to `record` is recorded."""
+        self._sampler, self._below = _sampler()
+        """The sampler for roots, and the bound of what it records if that follows from the last 64 bits of a trace's id
+        alone. They are asked by `root`; what comes to `record` is recorded.
+        """
         self._provider = TracerProvider(
             ALWAYS_ON, Resource.create(named), shutdown_on_exit=False, id_generator=self._ids
         )
@@ -123,10 +124,16 @@ class Tracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer(SCOPE)
 
-    def samples(self, root: Context) -> bool:
-        """True where the trace of this root is recorded: every process with the same sampler decides alike."""
-        decided = self._sampler.should_sample(_NOTHING, root.trace_id, "")
-        return decided.decision is Decision.RECORD_AND_SAMPLE
+    def root(self, run: RunTraces, group_id: str) -> Context | None:
+        """Root of the trace of a group, `task_id/incarnation`; None where it is not recorded.
+
+        Every process with the same sampler decides alike.
+        """
+        trace_id = run.group_trace_id(group_id)
+        if self._below is not None:
+            return Context.root_of(trace_id) if trace_id & _LAST_BITS < self._below else None
+        decided = self._sampler.should_sample(_NOTHING, trace_id, "")
+        return Context.root_of(trace_id) if decided.decision is Decision.RECORD_AND_SAMPLE else None
 
     def record(self, span: Span) -> None:
         """Record a span that is over."""
@@ -175,6 +182,19 @@ class Tracer:
 
 
 _NOTHING = current.Context()
+_LAST_BITS = TraceIdRatioBased.TRACE_ID_LIMIT
+
+
+def _sampler() -> tuple[Sampler, int | None]:
+    """The sampler for roots by OTEL_TRACES_SAMPLER, and, of one by ratio, the bound of the ids' last bits."""
+    name = os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()
+    named_ratio = os.environ.get("OTEL_TRACES_SAMPLER_ARG", "") if name else str(RATIO)
+    # A root has no parent, so that it is asked for what the name says after that.
+    if name.removeprefix("parentbased_") in {"", "traceidratio"}:
+        with suppress(ValueError):
+            by_ratio = TraceIdRatioBased(float(named_ratio))
+            return by_ratio, by_ratio.bound
+    return TracerProvider(shutdown_on_exit=False).sampler, None
 
 
 def _name(key: str) -> str:

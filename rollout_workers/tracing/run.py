@@ -58,8 +58,7 @@ class WorkerTraces:
 
     def group(self, group_id: str) -> Context | None:
         """Root of a group's trace; None where it is not recorded."""
-        root = self.run.group(group_id) if self.run is not None else None
-        return root if root is not None and self.tracer.samples(root) else None
+        return self.tracer.root(self.run, group_id) if self.run is not None else None
 
     def loaded(self, engine_id: str, version: Version, began_ns: int, fetched_ns: int = 0, *, error: str = "") -> None:
         """Record that an engine has loaded a version, or has failed to. `fetched_ns`: when the files were there."""

@@ -11,7 +11,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,11 +63,14 @@ def pid_of(server: Server | StoreServer) -> int:
     return server.process.pid if server.process is not None and server.process.poll() is None else 0
 
 
-def of_clock(clock: Clock, rng: random.Random, *, forward: bool = False) -> dict[str, Fault]:
-    """The fault that the store's clock jumps, where clocks can be set."""
+def of_clock(rng: random.Random, *clocks: Clock, voters: Sequence[Clock] = ()) -> dict[str, Fault]:
+    """The fault that the store's clocks jump, where clocks can be set; those of `voters` never by much back."""
 
     async def jump(_seconds: float) -> None:
-        clock.jump(rng, forward=forward)
+        for clock in clocks:
+            clock.jump(rng)
+        for clock in voters:
+            clock.jump(rng, forward=True)
 
     return {CLOCK_JUMPS: Fault(jump)} if can_be_set() else {}
 
@@ -108,7 +111,7 @@ def external(folder: Path, rng: random.Random) -> Iterator[Store]:
                 lambda s: no_room(s, then_killed=True), kills=True, takes_back=True
             ),
             "the store has no memory": Fault(no_memory),
-            **of_clock(clock, rng),
+            **of_clock(rng, clock),
         }
         yield Store({"store": server.url}, faults, lambda: [pid_of(server)])
 
@@ -178,8 +181,8 @@ def _authorities(tls: Tls | None) -> dict[str, object]:
 @contextlib.contextmanager
 def sentinel(folder: Path, rng: random.Random, tls: Tls | None) -> Iterator[Store]:
     """A primary and its replica, and three Sentinels."""
-    clock = Clock(folder, "store")
-    deployment = Deployment(_speaking(clock, tls), tls=tls)
+    clock, voting = Clock(folder, "store"), Clock(folder, "sentinels")
+    deployment = Deployment(_speaking(clock, tls), tls=tls, sentinel_binary=_speaking(voting, tls))
     try:
         deployment.start()
 
@@ -212,7 +215,7 @@ def sentinel(folder: Path, rng: random.Random, tls: Tls | None) -> Iterator[Stor
             "the primary is killed, its replica behind": Fault(kill_ahead, kills=True, takes_back=True),
             "the replica is cut off": Fault(away),
             "a Sentinel stands still": Fault(lose_sentinel),
-            **({} if tls else of_clock(clock, rng)),
+            **({} if tls else of_clock(rng, clock, voters=[voting])),
         }
         settings = {"store": deployment.url, **_authorities(tls)}
         yield Store(settings, faults, lambda: [pid_of(deployment.replica)])
@@ -256,7 +259,7 @@ def cluster(folder: Path, rng: random.Random, run_id: str) -> Iterator[Store]:
     shards = StoreCluster(clock.wrapped(find_binary()), replicas=1)
     try:
         shards.start()
-        faults = {**_of_cluster(shards, rng, slot_of(index_key(run_id, "run"))), **of_clock(clock, rng, forward=True)}
+        faults = {**_of_cluster(shards, rng, slot_of(index_key(run_id, "run"))), **of_clock(rng, voters=[clock])}
         yield Store({"store": shards.url}, faults, lambda: [pid_of(shards.replicas(0)[0])])
     finally:
         shards.end()
@@ -271,7 +274,7 @@ def beside(folder: Path, rng: random.Random, tls: Tls | None) -> Iterator[Store]
     try:
         index.start()
         shards.start()
-        faults = {**_of_cluster(shards, rng, None), **of_clock(clock, rng, forward=True)}
+        faults = {**_of_cluster(shards, rng, None), **of_clock(rng, voters=[clock])}
         if tls:
             # Redis 7, which speaks it, moves no slots as a whole, and its clock is right.
             faults = {name: fault for name, fault in faults.items() if name not in (MOVES, CLOCK_JUMPS)}

@@ -194,13 +194,17 @@ class Pair:
 class Deployment(Pair):
     """A pair, known to three Sentinels as one service."""
 
-    def __init__(self, binary: Path, *settings: str, tls: Tls | None = None) -> None:
+    def __init__(
+        self, binary: Path, *settings: str, tls: Tls | None = None, sentinel_binary: Path | None = None
+    ) -> None:
         super().__init__(binary, *settings, tls=tls)
         monitor = f"sentinel monitor {SERVICE} 127.0.0.1 {self.primary.known_port} {QUORUM}"
         config = f"{monitor}\nsentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n"
         config += f"sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}\n"
         mine = tls_settings(tls)
-        self.sentinels = [Server(binary, *mine, config=config, tls=tls is not None) for _ in range(3)]
+        self.sentinels = [
+            Server(sentinel_binary or binary, *mine, config=config, tls=tls is not None) for _ in range(3)
+        ]
 
     @property
     def url(self) -> str:

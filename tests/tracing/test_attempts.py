@@ -90,6 +90,6 @@ def test_an_interrupted_attempt_stands_below_the_one_that_went_on(traced: Traced
 
 
 def test_a_group_that_sampling_leaves_out_is_untraced(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tracer, "samples", lambda _self, _root: False)
+    monkeypatch.setattr(Tracer, "root", lambda _self, _run, _group_id: None)
     assert trace_of(traced.traces, lease(), Slot(), 0.5) is UNTRACED  # type: ignore[arg-type]
     assert trace_of(None, lease(), Slot(), 0.5) is UNTRACED  # type: ignore[arg-type]

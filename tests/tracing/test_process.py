@@ -133,11 +133,11 @@ def test_a_collector_that_is_not_there_holds_up_no_end(
 def test_the_environments_sampler_decides_alike_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.25")
-    roots = [RUN.group(f"t{i}/0") for i in range(2_000)]
+    groups = [f"t{i}/0" for i in range(2_000)]
     tracers = [Tracer(name, InMemorySpanExporter()) for name in ("worker", "service")]
-    kept = [{root for root in roots if tracers[0].samples(root)}]
+    kept = [{group for group in groups if tracers[0].root(RUN, group)}]
     with tracers[1].within(RUN.update(1, 1)):  # Whatever is traced around it.
-        kept.append({root for root in roots if tracers[1].samples(root)})
+        kept.append({group for group in groups if tracers[1].root(RUN, group)})
     for tracer in tracers:
         tracer.close()
     assert kept[0] == kept[1]
@@ -147,9 +147,29 @@ def test_the_environments_sampler_decides_alike_everywhere(monkeypatch: pytest.M
 def test_one_group_in_a_hundred_is_traced_where_no_sampler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_TRACES_SAMPLER", raising=False)
     tracer = Tracer("worker", InMemorySpanExporter())
-    kept = sum(tracer.samples(RUN.group(f"t{i}/0")) for i in range(10_000))
+    kept = [root for i in range(10_000) if (root := tracer.root(RUN, f"t{i}/0"))]
     tracer.close()
-    assert 60 < kept < 140
+    assert 60 < len(kept) < 140
+
+
+@pytest.mark.parametrize(
+    ("sampler", "part", "all_groups"),
+    [
+        ("always_on", "", True),
+        ("parentbased_always_on", "", True),
+        ("traceidratio", "most", True),
+        ("always_off", "1", False),
+    ],
+)
+def test_a_sampler_without_a_usable_ratio_decides_as_opentelemetry_does(
+    sampler: str, part: str, all_groups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", part)
+    tracer = Tracer("worker", InMemorySpanExporter())
+    kept = [root for i in range(100) if (root := tracer.root(RUN, f"t{i}/0"))]
+    tracer.close()
+    assert kept == ([RUN.group(f"t{i}/0") for i in range(100)] if all_groups else [])
 
 
 def test_what_is_recorded_is_left_out_by_no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:

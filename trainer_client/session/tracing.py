@@ -95,8 +95,8 @@ class Updates:
             "staleness_max": info.staleness_max,
         }
         for group in batch.groups:
-            root = self._run.group(group.group_id)
-            if self._tracer.samples(root):
+            root = self._tracer.root(self._run, group.group_id)
+            if root is not None:
                 step.groups[group.group_id] = (root, _facts(group, info.step))
         if len(self._steps) > MAX_STEPS:
             oldest = min(self._steps)
