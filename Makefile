@@ -210,6 +210,7 @@ CHAOS_MINUTES ?= 60
 CHAOS_ARGS ?=
 test-chaos: ## fleets of real processes under hundreds of kills and other faults, an hour; CHAOS_MINUTES=5 is the short form
 	@$(MAKE) -j2 install install-sglang
+	@scripts/released.sh $(PYTHON)
 	@$(BIN)/python -m tests.chaos --minutes $(CHAOS_MINUTES) $(CHAOS_ARGS)
 
 test-cluster: install ## payloads, and runs, on a cluster of real servers: failovers, slots that move, rights, histories

@@ -19,6 +19,7 @@ from tests.chaos.bout import Bout, lived
 from tests.chaos.clocks import can_be_set
 from tests.chaos.report import counts, report, table
 from tests.chaos.scenario import STORES, drawn
+from tests.support.service import RELEASED
 
 BOUT_S = 50.0
 SETUP_S = 15.0
@@ -45,7 +46,9 @@ def _bouts(options: argparse.Namespace, folder: Path) -> list[Bout]:
     bouts: list[Bout] = []
     number = options.bout or 0
     while not bouts or (options.bout is None and time.monotonic() + seconds + SETUP_S <= end + SETUP_S):
-        scenario = drawn(options.seed, number, stores, real_every=options.real_every)
+        scenario = drawn(
+            options.seed, number, stores, real_every=options.real_every, upgrades=(RELEASED / "commit").exists()
+        )
         began = time.monotonic()
         place = folder / f"bout-{number}"
         done = lived(scenario, options.seed, seconds, place)
@@ -53,8 +56,8 @@ def _bouts(options: argparse.Namespace, folder: Path) -> list[Bout]:
         took, found = time.monotonic() - began, counts([done])
         print(
             f"chaos: bout {number}: {scenario.store}{' over TLS' if scenario.tls else ''}"
-            f"{' with real engines' if scenario.real else ''}, {scenario.policy['overflow_action']},"
-            f" {scenario.policy['stale_action']}: {found['kills']} kills,"
+            f"{' with real engines' if scenario.real else ''}{' from the last release' if scenario.upgraded else ''},"
+            f" {scenario.policy['overflow_action']}, {scenario.policy['stale_action']}: {found['kills']} kills,"
             f" {found['other_faults']} other faults, {found['groups_acknowledged']} groups acknowledged,"
             f" {found['publishes']} publishes, {took:.0f} s: {len(done.problems) or 'no'} violations",
             flush=True,
@@ -76,6 +79,8 @@ def main() -> int:
     print(f"chaos: seed {options.seed}, files in {folder}", flush=True)
     if not can_be_set():
         print("chaos: clocks do not jump: libfaketime is missing", flush=True)
+    if not (RELEASED / "commit").exists():
+        print("chaos: nothing is upgraded: scripts/released.sh has built no last release", flush=True)
     began = datetime.now(UTC)
     bouts = _bouts(options, folder)
     made = {"began": began.isoformat(timespec="seconds"), "minutes": options.minutes, **report(options.seed, bouts)}

@@ -86,6 +86,11 @@ async def _struck(fleet: Fleet, history: History, rng: random.Random, seconds: f
     await _progress(fleet)
     history.note("nemesis", "begins")
     await asyncio.sleep(CALM_S)
+    if fleet.scenario.upgraded:
+        given = {"what": "the services are upgraded", "kills": False, "lasts_s": 0.0}
+        async with history.call("nemesis", "strike", **given) as op:
+            await fleet.upgrade()
+            op.reply = {}
     nemesis = asyncio.create_task(Nemesis(fleet, history, rng).run())
     try:
         done, _ = await asyncio.wait({nemesis}, timeout=seconds)

@@ -23,7 +23,7 @@ from tests.chaos.stores import NothingStruckError, Store
 from tests.engine_matrix.truth import write_version
 from tests.faults.cluster import rpc_processes
 from tests.support.sentinels import free_port
-from tests.support.service import ServiceProcess
+from tests.support.service import RELEASED, ServiceProcess
 from tests.support.sglang_python import sglang_python
 
 WORKERS = ("w0", "w1")
@@ -151,7 +151,9 @@ class Fleet:
         # Who brings its own store has no replica beside it.
         places = [data_dir, self.folder / "b"] if "store" in shared else [data_dir]
         for place, skew_s in zip(places, self.scenario.skew_s, strict=False):
-            self.services.append(ServiceProcess(place, {**mine, **shared, **settings}, within=skewed(skew_s)))
+            code = RELEASED if self.scenario.upgraded else None
+            service = ServiceProcess(place, {**mine, **shared, **settings}, code=code, within=skewed(skew_s))
+            self.services.append(service)
         for service in self.services:
             await asyncio.to_thread(service.start)
             self.proxies.append(Proxy(service.address, random.Random(self.rng.getrandbits(64))))
@@ -160,6 +162,7 @@ class Fleet:
         replicated = {name: self.scenario.policy[name] for name in ("wait_replicas", "wait_timeout_ms") if waits}
         told = {
             "run_id": self.run_id, "hosts": self.hosts(), "replicated": replicated, "real": self.scenario.real,
+            "upgraded": self.scenario.upgraded,
         }  # fmt: skip
         (self.folder / BOUT).write_text(json.dumps(told))
 
@@ -172,7 +175,7 @@ class Fleet:
             **{name: [*python, "tests.chaos.client", "worker", folder, name] for name in WORKERS},
         }
         self.clients = [Client(name, command, self.folder, self.environment) for name, command in commands.items()]
-        for name in ENGINES if self.scenario.real else (*ENGINES, EVALUATOR):
+        for name in ENGINES if self.scenario.real or self.scenario.upgraded else (*ENGINES, EVALUATOR):
             self.clients.append(Client(name, self._worker(name), self.folder, self.environment, counted=False))
         self._lives = [asyncio.create_task(client.run()) for client in self.clients]
 
@@ -188,6 +191,13 @@ class Fleet:
             "--groups-per-engine", "4", "--lease-wait-s", "1", "--evaluation-hold-s", "5",
             *(["--evaluations", "only"] if name == EVALUATOR else []),
         ]  # fmt: skip
+
+    async def upgrade(self) -> None:
+        """Restart the services, one after another, as those of this checkout."""
+        for service in self.services:
+            await asyncio.to_thread(service.stop)
+            service.code = None
+            await asyncio.to_thread(service.start)
 
     async def kill_engine(self, at: int) -> None:
         """Kill -9 a real engine, and have it come back by and by. Raises NothingStruckError while one does."""

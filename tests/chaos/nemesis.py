@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from buffer_wire.errors import UnknownRun
 from tests.chaos.fleet import Fleet
 from tests.chaos.proxy import FINE, Mood
-from tests.chaos.scenario import LIVE_CHANGES
 from tests.chaos.session import second_run
 from tests.chaos.stores import CLOCK_JUMPS, Fault, NothingStruckError
 from tests.faults.calls import OPTIONS
@@ -160,7 +159,8 @@ class Nemesis:
             await asyncio.to_thread(service.start)
 
     async def _change_policy(self, _seconds: float) -> None:
-        change = LIVE_CHANGES[self._at % len(LIVE_CHANGES)]
+        changes = self._fleet.scenario.changes
+        change = changes[self._at % len(changes)]
         async with AsyncBufferClient("ipv4:" + ",".join(self._fleet.hosts()), OPTIONS) as client:
             try:
                 await client.update_policy(second_run(self._fleet.run_id), **change)

@@ -49,7 +49,8 @@ def second_run(run_id: str) -> str:
     return f"{run_id}-session"
 
 
-def _policy(replicated: Mapping[str, Any]) -> Policy:
+def _policy(replicated: Mapping[str, Any], *, reuses: bool) -> Policy:
+    reuse: dict[str, Any] = {"max_uses": MAX_USES, "reuse_share_milli": 250, "reuse_max_staleness": REUSE_MAX_STALENESS}
     return Policy(
         batch_groups=BATCH_GROUPS,
         max_queued_groups=3 * BATCH_GROUPS,
@@ -60,9 +61,7 @@ def _policy(replicated: Mapping[str, Any]) -> Policy:
         retry_backoff_ms=20,
         max_attempts=1_000,
         record_groups=True,
-        max_uses=MAX_USES,
-        reuse_share_milli=250,
-        reuse_max_staleness=REUSE_MAX_STALENESS,
+        **(reuse if reuses else {}),
         **replicated,
     )
 
@@ -166,7 +165,7 @@ def train(place: Place) -> None:
     """Train until the bout is to end."""
     journal = Journal(place.folder / JOURNAL)
     told = json.loads((place.folder / BOUT).read_text())
-    real = told["real"]
+    real, upgraded = told["real"], told["upgraded"]
     hosts = told["hosts"]
     turned = hosts[place.life % len(hosts) :] + hosts[: place.life % len(hosts)]
     with (
@@ -175,7 +174,9 @@ def train(place: Place) -> None:
         client.session(
             second_run(place.run_id),
             # The nemesis changes that of a run that there is.
-            policy=None if _exists(client, second_run(place.run_id)) else _policy(told["replicated"]),
+            policy=None
+            if _exists(client, second_run(place.run_id))
+            else _policy(told["replicated"], reuses=not upgraded),
             tasks=_tasks("t", TASKS),
             publisher=publisher,
             next_step=max(journal.of("checkpoint"), default=None),
@@ -189,7 +190,8 @@ def train(place: Place) -> None:
             if session.next_step % CHECKPOINT_EVERY == 0:
                 journal.write(checkpoint=session.next_step)
                 session.checkpoint()
-            if session.next_step % EVALUATE_EVERY == 0:
+            # The last release knows no evaluations.
+            if session.next_step % EVALUATE_EVERY == 0 and not upgraded:
                 _evaluate(session, journal)
             if place.has(ENOUGH):
                 state = session.state()
