@@ -53,7 +53,7 @@ LIVE_CHANGES: tuple[Mapping[str, Any], ...] = (
 )
 """Changes of the second run's policy while it goes on."""
 UNKNOWN_TO_RELEASE = ("submission", "wait", "reuse_share_milli")
-"""What the last release does not know of the above, as values or fields."""
+"""Values and fields of the above that the last release does not know."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ STOP_TIMEOUT_S = 40.0
 METRIC_TIMEOUT_S = 10.0
 POLL_S = 0.02
 RELEASED = Path(__file__).parents[2] / ".cache/released"
-"""What the wheel of the last release holds, where scripts/released.sh has built it."""
+"""Content of the last release's wheel, where scripts/released.sh has built it."""
 CHECKOUT = [str(Path(__file__).parents[2] / folder) for folder in (".", "proto")]
 
 
