@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from buffer_wire.connection.access import Access
 from buffer_wire.connection.channels import Connector
+from buffer_wire.connection.retry import Retry
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
 from tests.faults.calls import OPTIONS
 from tests.faults.history import History
@@ -28,11 +29,17 @@ async def observe(trainer: Trainer, target: Callable[[], str]) -> None:
 async def recording(history: History, target: str, run_id: str) -> None:
     """Everything that the run itself remembers of its groups, recorded as one call."""
     channel = Connector(target, Access().effective()).asyncio()
+
+    async def read() -> list[list[object]]:
+        request = runs_pb2.ExportRecordsRequest(run=common_pb2.RunRef(run_id=run_id))
+        stream = runs_pb2_grpc.RunServiceStub(channel).ExportRecords(request, timeout=TIMEOUT_S)
+        return [_event(record) async for message in stream for record in message.records]
+
     try:
         async with history.call("observer", "recording") as op:
-            request = runs_pb2.ExportRecordsRequest(run=common_pb2.RunRef(run_id=run_id))
-            stream = runs_pb2_grpc.RunServiceStub(channel).ExportRecords(request, timeout=TIMEOUT_S)
-            op.reply = {"events": [_event(record) async for message in stream for record in message.records]}
+            op.reply = {
+                "events": await Retry(deadline_s=TIMEOUT_S, waiting_on=f"the service at {target}").asyncio(read)
+            }
     finally:
         await channel.close(None)
 
