@@ -9,6 +9,7 @@ a promise; the files of such a bout stay.
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +20,7 @@ from tests.chaos.bout import Bout, lived
 from tests.chaos.clocks import can_be_set
 from tests.chaos.report import counts, report, table
 from tests.chaos.scenario import STORES, drawn
-from tests.support.service import RELEASED
+from tests.support.service import release_is_there
 
 BOUT_S = 50.0
 SETUP_S = 15.0
@@ -39,6 +40,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _commit() -> str:
+    """The commit that is checked out; empty where it is no checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    told = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return told.stdout.strip()
+
+
 def _bouts(options: argparse.Namespace, folder: Path) -> list[Bout]:
     stores = tuple(options.stores.split(","))
     end = time.monotonic() + options.minutes * 60
@@ -46,9 +54,7 @@ def _bouts(options: argparse.Namespace, folder: Path) -> list[Bout]:
     bouts: list[Bout] = []
     number = options.bout or 0
     while not bouts or (options.bout is None and time.monotonic() + seconds + SETUP_S <= end + SETUP_S):
-        scenario = drawn(
-            options.seed, number, stores, real_every=options.real_every, upgrades=(RELEASED / "commit").exists()
-        )
+        scenario = drawn(options.seed, number, stores, real_every=options.real_every, upgrades=release_is_there())
         began = time.monotonic()
         place = folder / f"bout-{number}"
         done = lived(scenario, options.seed, seconds, place)
@@ -79,11 +85,12 @@ def main() -> int:
     print(f"chaos: seed {options.seed}, files in {folder}", flush=True)
     if not can_be_set():
         print("chaos: clocks do not jump: libfaketime is missing", flush=True)
-    if not (RELEASED / "commit").exists():
+    if not release_is_there():
         print("chaos: nothing is upgraded: scripts/released.sh has built no last release", flush=True)
     began = datetime.now(UTC)
     bouts = _bouts(options, folder)
-    made = {"began": began.isoformat(timespec="seconds"), "minutes": options.minutes, **report(options.seed, bouts)}
+    when = {"began": began.isoformat(timespec="seconds"), "minutes": options.minutes, "commit": _commit()}
+    made = {**when, **report(options.seed, bouts)}
     print(table(made))
     print(json.dumps(made["counts"]))
     if options.out is not None:

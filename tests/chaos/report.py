@@ -49,6 +49,7 @@ def counts(bouts: Sequence[Bout]) -> dict[str, int]:
         "views": number("view"),
         **{name: sum(each.session[name] for each in bouts) for name in bouts[0].session},
         "bouts_of_real_engines": sum(each.scenario.real for each in bouts),
+        "bouts_from_the_last_release": sum(each.scenario.upgraded for each in bouts),
         "violations": sum(len(each.problems) for each in bouts),
     }
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.checker.events import Events, Op
 from tests.chaos.checker.journal import Bounds, broken_in
 from tests.chaos.defects import DEFECTS
+from tests.chaos.recovery import STANDSTILL_S, standstills
 
 ROOT = Path(__file__).parents[2]
 CHECKER = Path(__file__).parent / "checker"
@@ -45,6 +47,18 @@ def test_every_planted_defect_has_its_place_in_the_tree(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text((ROOT / defect.edit.path).read_text())
         defect.edit.apply(tmp_path)
+
+
+@pytest.mark.parametrize(("stands_s", "told"), [(STANDSTILL_S - 1, 0), (STANDSTILL_S + 1, 1)])
+def test_a_standstill_after_a_fault_is_told_and_slowness_is_not(stands_s: float, told: int) -> None:
+    lasts_s = 40.0
+
+    def op(kind: str, begin_s: float, end_s: float, **given: object) -> Op:
+        return Op("x", kind, given, round(begin_s), begin_s, round(end_s), end_s, {})
+
+    ops = [op("begins", 0, 0), *(op("publish", at, at) for at in (1, 9))]
+    ops += [op("strike", 10, 10 + lasts_s, what="it is killed"), op("ends", 55, 55)]
+    assert len(standstills(Events([*ops, op("publish", 10, 10 + lasts_s + stands_s)]))) == told
 
 
 BOUNDS = Bounds(max_staleness=2, reuse_max_staleness=4, max_uses=2)

@@ -26,7 +26,7 @@ from buffer_wire.errors import LayoutChanged
 from rollout_buffer.v1 import common_pb2, runs_pb2, runs_pb2_grpc
 from tests.chart.helm import ROOT, missing
 from tests.e2e.test_worker_engine import until
-from tests.support.service import RELEASED, ServiceProcess, running_service
+from tests.support.service import RELEASED, ServiceProcess, release_is_there, running_service
 from tests.support.store_server import StoreServer
 from tests.workers.process import worker_process
 from trainer_client import BufferClient, ClientOptions, Environment, Policy, SamplingParams, SessionOptions, Task
@@ -61,7 +61,7 @@ def _calls(service: ServiceProcess) -> Iterator[Calls]:
 @pytest.fixture
 def released() -> Path:
     """Return what the wheel of the last release holds."""
-    if not (RELEASED / "commit").exists():
+    if not release_is_there():
         history = subprocess.run(
             ["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True, check=False
         )

@@ -29,6 +29,11 @@ RELEASED = Path(__file__).parents[2] / ".cache/released"
 CHECKOUT = [str(Path(__file__).parents[2] / folder) for folder in (".", "proto")]
 
 
+def release_is_there() -> bool:
+    """True where there is the last release's wheel."""
+    return (RELEASED / "commit").exists()
+
+
 class ServiceFailed(AssertionError):
     """The service ended, or did not serve in time; the message holds its log."""
 

@@ -136,7 +136,7 @@ class AsyncEvaluationCalls:
     ) -> AsyncIterator[Group]:
         """Yield the groups that a reading has not had yet, as they come.
 
-        Raises EvaluationNotReady after `timeout_s`.
+        Raises EvaluationNotReady after `timeout_s`, ServiceUnreachable where nobody answered at that time.
         """
         self._holder.check()
         read = self._bulk.unary_stream(
