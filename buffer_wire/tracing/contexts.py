@@ -67,7 +67,7 @@ class RunTraces:
     run_id: str
     created_ms: int
     _groups: bytes = field(init=False, repr=False, compare=False)
-    """What is hashed before a group's id; kept, for each process asks of each group."""
+    """Bytes that are hashed before a group's id; kept, for each process asks of each group."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_groups", f"group\0{self.run_id}\0{self.created_ms}\0".encode())
