@@ -3,6 +3,7 @@
 Invariants: a connection that is handed out has introduced itself, and knows which life of which server it leads to.
 That server evicts nothing; where Sentinels named it, it also said that it is a primary. As soon as another server is
 known to be the primary every connection to the former one is ended. So no two are used that lead to different servers.
+None begins once this side has ended them for good, and none to the Sentinels once it has closed those.
 """
 
 import asyncio
@@ -49,6 +50,8 @@ class Primary:
         self.address = address
         self._connect_timeout_s = connect_timeout_s if address.sentinels is None else NAMED_TIMEOUT_S
         self._where = ""
+        self._ended = ""
+        """Reason why this side has ended all connections for good."""
         self._connections: WeakSet[RespConnection] = WeakSet()
         self._sentinel = _client(address) if address.sentinels is not None else None
         self._question: asyncio.Task[tuple[str, int]] | None = None
@@ -66,6 +69,8 @@ class Primary:
             try:
                 return await self._connect(self.address.at(*await self._named()), on_push)
             except StoreUnavailable as error:
+                if self._ended:
+                    raise
                 if time.monotonic() > until:
                     raise StoreUnavailable(
                         self.address.shown,
@@ -92,15 +97,15 @@ class Primary:
     def leave(self, connection: RespConnection, why: str) -> None:
         """End the connection and all others: the server has said that it is not the primary."""
         connection.abort(why)
-        self.end(why)
+        self._end_present(why)
 
     def end(self, why: str) -> None:
-        """End all connections to the store."""
-        for made in list(self._connections):
-            made.abort(why)
+        """End all connections to the store, also those that are still to come: who waits for one is told why."""
+        self._ended = why
+        self._end_present(why)
 
     async def close(self) -> None:
-        """End all connections, also those to the Sentinels."""
+        """End all connections for good, also those to the Sentinels."""
         self.end("closed by this side")
         if self._question is not None:
             await asyncio.wait([self._question])
@@ -110,6 +115,7 @@ class Primary:
 
     async def _named(self) -> tuple[str, int]:
         """Ask the Sentinels for host and port of the primary. Raises StoreUnavailable."""
+        self._refuse_at_the_end()
         if self._question is None or self._question.done():
             # A task of its own that is never cancelled, and ends by its time-outs: a cancellation may get lost in
             # redis-py, and of two questions at once its client may forget a Sentinel while it moves one to the front.
@@ -127,7 +133,11 @@ class Primary:
         return str(host), int(port)
 
     async def _connect(self, address: Address, on_push: Callable[[Any], None] | None) -> RespConnection:
+        self._refuse_at_the_end()
         connection, role = await _open(address, on_push, self._connect_timeout_s)
+        if self._ended:
+            connection.abort(self._ended)
+            self._refuse_at_the_end()
         if self._sentinel is not None:
             if role != "master":
                 connection.abort("it is no primary")
@@ -138,8 +148,16 @@ class Primary:
 
     def _is_at(self, where: str) -> None:
         if where != self._where:
-            self.end(f"the primary is now {where}")
+            self._end_present(f"the primary is now {where}")
             self._where = where
+
+    def _end_present(self, why: str) -> None:
+        for made in list(self._connections):
+            made.abort(why)
+
+    def _refuse_at_the_end(self) -> None:
+        if self._ended:
+            raise StoreUnavailable(self.address.shown, self._ended)
 
 
 def consume_failure(question: asyncio.Task[Any]) -> None:

@@ -118,6 +118,20 @@ async def test_a_killed_connection_is_made_again(connection: StoreConnection) ->
     assert await connection.command("PING") == b"PONG"
 
 
+async def test_no_connection_begins_once_this_side_has_closed(connection: StoreConnection) -> None:
+    before = (await connection.command("CLIENT", "LIST")).count(b"id=")
+    closed = StoreConnection(connection.address.shown)
+    beginning = asyncio.create_task(closed.connect())
+    await asyncio.sleep(0)
+    await closed.close()
+    with pytest.raises(StoreUnavailable, match="closed by this side"):
+        await beginning
+    with pytest.raises(StoreUnavailable, match="closed by this side"):
+        await closed.command("PING")
+    while (await connection.command("CLIENT", "LIST")).count(b"id=") > before:
+        pass
+
+
 @pytest.mark.faults
 async def test_a_killed_store_is_unavailable_and_then_used_again() -> None:
     with store_server("--appendonly", "yes", "--appendfsync", "no") as server:
