@@ -134,8 +134,8 @@ def _refuse_short_lookahead(policy: "RunPolicy") -> None:
 def _refuse_waits_for_more_than_fits(policy: "RunPolicy") -> None:
     """Waiting helps where every group has its turn in time, and room until then.
 
-    A batch waits for groups that are leased. Were one of them to wait for room in the queue, both would wait for each
-    other until stale_wait_ms has passed.
+    A batch waits for groups that are leased, but not where there is no room for them: both would wait for each other.
+    So a policy that leaves no room would not wait.
     """
     if policy.stale_action != "wait":
         return

@@ -220,6 +220,7 @@ MOODS = {
             **STEADY,
             "lease": 10,
             "fill_and_pull": 10,
+            "pull_under_leases": 8,
             "train": 6,
             "pull": 8,
             "give_back": 2,

@@ -194,8 +194,9 @@ def _foresighted(draw: Draw, values: Values) -> Values:
 
 
 def _waiting(draw: Draw, values: Values) -> Values:
-    """Batches wait for groups in flight, mostly long enough."""
-    return {
+    """Batches wait for groups in flight, mostly long enough; now and then some are refused for want of tokens."""
+    refused = {"overflow_action": OverflowAction.REJECT, "max_queued_tokens": draw.pick((20, 40))}
+    return (refused if draw.rarely(3) else {}) | {
         "stale_action": StaleAction.WAIT,
         "max_staleness": _least_staleness(values) + draw.integer(0, 1),
         "stale_wait_ms": draw.pick((0, 100, 60_000, 60_000)),
@@ -299,8 +300,6 @@ def _with_turns_in_time(values: Values) -> Values:
         "max_lookahead": ahead,
         "staleness_measure": StalenessMeasure.HEAD,
         "max_queued_groups": max(values["max_queued_groups"], admitted),
-        "max_queued_tokens": 0,
-        "quota_tokens": 0,
         "batch_tokens": 0,
     }
 
@@ -313,7 +312,7 @@ def _with_room_for_windows(values: Values) -> Values:
     else:
         admitted = (ahead + 1) * values["batches_per_publish"] * values["batch_groups"]
         room = {"max_lookahead": ahead, "max_queued_groups": max(values["max_queued_groups"], admitted)}
-    return room | {"max_queued_tokens": 0, "quota_tokens": 0, "quota_groups": 0, "batch_tokens": 0}
+    return room | {"quota_groups": 0, "batch_tokens": 0}
 
 
 def _reusable(values: Values) -> Values:

@@ -77,6 +77,13 @@ class TrainerActions(StageActions):
         if self.pair.waiting:
             self.retry_blocked(draw)
 
+    def pull_under_leases(self, draw: Draw) -> None:
+        """The next micro-batch, when of what was leased with the newest weights some is still in flight."""
+        grants = self.lease_new(draw, draw.integer(2, 4))
+        if pushed := grants[: draw.integer(1, 3)]:
+            self.push_grants(draw, pushed)
+        self.next_micro_batch(draw)
+
     def train(self, draw: Draw) -> None:
         """A whole step: fill and pull mostly until it is complete, and unless it prefetches publish and commit."""
         for _ in range(draw.pick((MICRO_BATCHES_OF_A_STEP, MICRO_BATCHES_OF_A_STEP, 2))):

@@ -139,13 +139,7 @@ class WorkerActions(History):
 
     def work(self, draw: Draw, count: int = 4) -> None:
         """New tasks, leased and pushed at once, some after a failure, so that groups have priorities and pasts."""
-        cursor = self.view.cursor
-        tasks = [
-            ops.NewTask(f"work-{self.number()}", 2, draw.pick(PRIORITIES), draw.pick(ENVIRONMENTS), b"")
-            for _ in range(count)
-        ]
-        self.pair.both("submit", ops.Submit(self.view.term, self.request_id(), cursor, cursor, b"", tasks))
-        grants = self.lease_with_the_newest(count)
+        grants = self.lease_new(draw, count)
         if grants and draw.rarely(3):
             failed = [ops.LeaseReturn(g.lease_id, ops.ReturnKind.FAILED, "failed", b"", None, 0) for g in grants[:2]]
             self.pair.both("give_back", WORKERS[0], self.instances[WORKERS[0]], failed)
@@ -153,6 +147,16 @@ class WorkerActions(History):
             grants = [*grants[2:], *self.lease_with_the_newest(2)]
         if grants:
             self.push_grants(draw, grants)
+
+    def lease_new(self, draw: Draw, count: int) -> list[ops.LeaseGrant]:
+        """New tasks, leased at once."""
+        cursor = self.view.cursor
+        tasks = [
+            ops.NewTask(f"work-{self.number()}", 2, draw.pick(PRIORITIES), draw.pick(ENVIRONMENTS), b"")
+            for _ in range(count)
+        ]
+        self.pair.both("submit", ops.Submit(self.view.term, self.request_id(), cursor, cursor, b"", tasks))
+        return self.lease_with_the_newest(count)
 
     def lease_with_the_newest(self, count: int) -> list[ops.LeaseGrant]:
         """Lease to an engine that has the published weights."""

@@ -6,11 +6,12 @@ micro-batch; a step's form is that of its first micro-batch.
 """
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from buffer_service.domain.gate import MILLI
 from buffer_service.domain.liveness import most_batch_groups
 from buffer_service.domain.ops import TAKEN_AT_ONCE, Pull
-from buffer_service.domain.policy import RunPolicy, StaleAction
+from buffer_service.domain.policy import OverflowAction, RunPolicy, StaleAction
 from buffer_service.domain.timeline import next_train_version
 from buffer_service.rules.transitions import GroupState
 from buffer_wire.errors import InvalidField
@@ -115,6 +116,8 @@ def awaited(run: RunState, micro_batch_plan: Plan, step: Step | None) -> tuple[i
         first = before[min(before)]
     else:
         count = _awaited_heads(run, micro_batch_plan, step)
+    if count and not _leaves_room(run):
+        return 0, ""
     number = step.step if step else run.next_step
     since = run.late_wait if micro_batch_plan.replaces else run.stale_wait
     if count and since[0] != number:
@@ -126,6 +129,17 @@ def awaited(run: RunState, micro_batch_plan: Plan, step: Step | None) -> tuple[i
         if count:
             run.awaited = (count, first, run.now)
     return (count, first) if count and run.now - since[1] < run.policy.stale_wait_ms else (0, "")
+
+
+def _leaves_room(run: RunState) -> bool:
+    """Tell whether a group that ends finds room, or makes it: else it waits for the batch that would wait for it."""
+    match run.policy.overflow_action:
+        case OverflowAction.DROP_OLDEST:
+            return True
+        case OverflowAction.BLOCK | OverflowAction.REJECT:
+            return run.line.is_empty(run.now) and run.has_room(*run.refused)
+        case _ as action:
+            assert_never(action)
 
 
 def _awaited_turns(run: RunState, micro_batch_plan: Plan) -> dict[int, str]:
@@ -157,6 +171,7 @@ def close(run: RunState, world_size: int, micro_batch_plan: Plan, step: Step | N
     """Close the next micro-batch; the step is the given one, or a new one."""
     form = micro_batch_plan.form
     groups = _take(run, micro_batch_plan, world_size)
+    run.refused = (1, 1)
     if step is None:
         step = run.steps[run.next_step] = Step(run.next_step, form)
         reuse.draw(run, step, world_size)

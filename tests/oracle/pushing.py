@@ -21,7 +21,7 @@ from buffer_service.domain.ops import (
     sink_of,
 )
 from buffer_service.domain.ops.groups import STAGING_AGE_MS
-from buffer_service.domain.policy import MAX_ENVIRONMENTS, REWARDS, OverflowAction
+from buffer_service.domain.policy import MAX_ENVIRONMENTS, REWARDS, OverflowAction, StaleAction
 from buffer_service.rules.transitions import GroupState, TaskState
 from tests.oracle import evaluation_leases, stages
 from tests.oracle.leasing import prolong
@@ -182,13 +182,15 @@ def _place(run: RunState, facts: GroupFacts, payload_key: str) -> Pushed:
     action = run.policy.overflow_action
     match action:
         case OverflowAction.BLOCK:
-            if not run.line.admits(payload_key, run.now) or not run.has_room(facts):
+            if not run.line.admits(payload_key, run.now) or not run.has_room(facts.tokens, facts.size_bytes):
                 return _block(run, facts, payload_key)
         case OverflowAction.REJECT:
-            if not run.has_room(facts):
+            if not run.has_room(facts.tokens, facts.size_bytes):
+                if _attempt(facts) and (run.policy.stale_action is StaleAction.WAIT or run.has_window):
+                    run.refused = facts.tokens, facts.size_bytes
                 return _counted(run, facts, PushKind.REJECTED_FULL)
         case OverflowAction.DROP_OLDEST:
-            while not run.has_room(facts):
+            while not run.has_room(facts.tokens, facts.size_bytes):
                 if not run.make_way():
                     return _counted(run, facts, PushKind.REJECTED_FULL)
         case _:

@@ -7,11 +7,12 @@ in the whole; a class exists exactly while it holds groups; the sums are those o
 from collections.abc import Callable, Iterator
 from typing import assert_never
 
-from buffer_service.domain.ops import Amount, GroupFacts
+from buffer_service.domain.ops import Amount
 from buffer_service.domain.policy import Order, RunPolicy, StalenessMeasure
 from buffer_service.domain.quota import within_caps
 from tests.oracle.index import First, GroupIndex
 from tests.oracle.records import Group
+from tests.oracle.rules.ledger import add
 from tests.oracle.rules.order import Mixture
 from tests.oracle.rules.stride import Stride
 
@@ -118,12 +119,10 @@ class GroupQueue:
         for _, _, groups in self.classes:
             groups.versions_changed()
 
-    def fits(self, policy: RunPolicy, facts: GroupFacts | None = None) -> bool:
-        """Tell whether the caps hold, with one more group when `facts` are given."""
-        groups, tokens, size = (1, facts.tokens, facts.size_bytes) if facts else (0, 0, 0)
-        return within_caps(
-            policy, Amount(groups=len(self) + groups, tokens=self.tokens + tokens, bytes=self.bytes + size)
-        )
+    def fits(self, policy: RunPolicy, more: Amount | None = None) -> bool:
+        """Tell whether the caps hold, with so much more."""
+        queued = Amount(groups=len(self), tokens=self.tokens, bytes=self.bytes)
+        return within_caps(policy, add(queued, more) if more else queued)
 
 
 def ranked(mixture: Mixture, measure: StalenessMeasure) -> Callable[[Group], tuple[int, ...]]:

@@ -39,6 +39,7 @@ def resume(run: RunState, request: Resume) -> Resumed:
         run.forgotten = run.revision
     run.await_nothing()
     run.stale_wait = run.late_wait = (-1, 0)
+    run.refused = (1, 1)
     run.decided_at = -1
     _rewind_clock(run, next_step)
     _take_back(run, next_step, ResumeMode.REQUEUE if regenerate else request.mode)

@@ -145,6 +145,8 @@ class RunState:
     """Complete step that lacks groups, and since when (ms)."""
     awaited: tuple[int, str, int] = (0, "", 0)
     """Groups that it waits for, the first task of them (empty where they go by their heads), and when it did last."""
+    refused: tuple[int, int] = (1, 1)
+    """Tokens and bytes of the last leased group that found no room since the last micro-batch; (1, 1): none."""
     remembered: dict[str, int] = field(default_factory=dict)
     """Tasks that were forgotten since, with the revision at which they were."""
     forgotten: int = field(init=False)
@@ -420,10 +422,10 @@ class RunState:
             total = add(total, self.group_ledger.states[state])
         return total
 
-    def has_room(self, facts: GroupFacts) -> bool:
-        """Tell whether one more group is within caps and quotas."""
-        more = Amount(groups=1, tokens=facts.tokens, bytes=facts.size_bytes)
-        return self.queue.fits(self.policy, facts) and within_quotas(self.policy, add(self.live(), more))
+    def has_room(self, tokens: int, size_bytes: int) -> bool:
+        """Tell whether one more group of that size is within caps and quotas."""
+        more = Amount(groups=1, tokens=tokens, bytes=size_bytes)
+        return self.queue.fits(self.policy, more) and within_quotas(self.policy, add(self.live(), more))
 
     def has_environment_left(self, environment: str) -> bool:
         """Tell whether the run may have a thing of that environment."""

@@ -18,12 +18,12 @@ CHANGE = Change(
             put='    DROP_STALEST = "drop_stalest"\n',
         ),
         Edit(
-            "buffer_service/store/lua/groups/push.lua",
-            at="-- Makes room by the overflow action; an outcome when there is none.\n",
+            "buffer_service/store/lua/lib/groups/groups.lua",
+            at="-- Overflow actions that make room, with what drops a group of subqueues",
             where="before",
             put="""\
 -- Drops the stalest group of subqueues; false when there is none.
-local function drop_stalest(_, subqueues)
+function Groups.drop_stalest(ctx, subqueues)
   local stalest, members, blocks = Queue.stalest(ctx, subqueues, math.huge, 1)
   if not stalest[1] then
     return false
@@ -36,17 +36,9 @@ end
 """,
         ),
         Edit(
-            "buffer_service/store/lua/groups/push.lua",
-            at="elseif action ~= 'drop_oldest' then",
-            where="instead",
-            put="elseif action ~= 'drop_oldest' and action ~= 'drop_stalest' then",
-        ),
-        Edit(
-            "buffer_service/store/lua/groups/push.lua",
-            at="elseif not Groups.drop_oldest(ctx, Groups.droppable(ctx)) then",
-            where="instead",
-            put="elseif not (action == 'drop_stalest' and drop_stalest or Groups.drop_oldest)("
-            "ctx, Groups.droppable(ctx)) then",
+            "buffer_service/store/lua/lib/groups/groups.lua",
+            at="  drop_oldest = Groups.drop_oldest,\n",
+            put="  drop_stalest = Groups.drop_stalest,\n",
         ),
         Edit(
             "buffer_service/observability/estimate/prediction.py",
@@ -74,13 +66,18 @@ end
             "                    return _counted(run, facts, PushKind.REJECTED_FULL)\n",
             put="""\
         case OverflowAction.DROP_STALEST:
-            while not run.has_room(facts):
+            while not run.has_room(facts.tokens, facts.size_bytes):
                 stalest = run.queue.stalest(run.policy.staleness_measure)
                 if stalest is None:
                     return _counted(run, facts, PushKind.REJECTED_FULL)
                 run.dequeue(stalest, GroupState.DROPPED_OVERFLOW)
                 run.end_group(stalest)
 """,
+        ),
+        Edit(
+            "tests/oracle/micro_batches.py",
+            at="        case OverflowAction.DROP_OLDEST",
+            put=" | OverflowAction.DROP_STALEST",
         ),
     ),
     tests=(

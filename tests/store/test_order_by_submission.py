@@ -92,7 +92,7 @@ async def test_a_lease_that_comes_back_ends_the_wait_and_its_task_keeps_its_plac
     await run.short(0)
     ticket = run.store.notifications.ticket(run.run_id, Topic.GROUPS)
     await run.give_back(a, kind=kind)
-    await run.store.notifications.wait(run.run_id, Topic.GROUPS, ticket, 5.0)
+    assert await run.store.notifications.wait(run.run_id, Topic.GROUPS, ticket, 5.0) > ticket
     assert names(await run.batch(0)) == ["b", "c"]
     await run.pass_ms(1_000)
     (again,) = (await run.lease()).grants

@@ -6,7 +6,7 @@ import pytest
 
 from buffer_service import commands
 from buffer_service.domain import ops
-from buffer_service.domain.policy import RunPolicy, StaleAction
+from buffer_service.domain.policy import OverflowAction, RunPolicy, StaleAction
 from buffer_service.domain.ports import Topic
 from buffer_wire.errors import InvalidPolicy
 from tests.store.driver import Run
@@ -77,13 +77,60 @@ async def test_it_waits_no_longer_than_the_policy_says_and_what_comes_later_is_s
     await run.check()
 
 
+@pytest.mark.parametrize("action", [OverflowAction.BLOCK, OverflowAction.REJECT])
+async def test_it_does_not_wait_for_a_group_that_waits_for_the_room_that_it_makes(
+    run: Run, action: OverflowAction
+) -> None:
+    late = await begin(run, overflow_action=action, quota_groups=6)
+    assert (await run.short(0)).awaited == 1
+    # Pushed without leases, or late, and so beyond what is admitted.
+    await run.fill("new2", head=1)
+    assert (await run.short(0)).awaited == 1
+    ticket = run.store.notifications.ticket(run.run_id, Topic.GROUPS)
+    await run.fill("new3", head=1)
+    refused = await run.push_kinds(run.group(late))
+    assert refused == [{OverflowAction.BLOCK: "blocked", OverflowAction.REJECT: "rejected_full"}[action]]
+    assert await run.store.notifications.wait(run.run_id, Topic.GROUPS, ticket, 5.0) > ticket
+    assert names(await run.batch(0)) == ["new0/0", "new1/0"]
+    await run.check()
+
+
+async def test_it_waits_for_none_that_is_larger_than_the_room_once_that_was_refused_until_the_next_batch(
+    run: Run,
+) -> None:
+    late = await begin(run, overflow_action=OverflowAction.REJECT, max_queued_tokens=30)
+    assert (await run.short(0)).awaited == 1
+    large = run.group(late, tokens=11)
+    ticket = run.store.notifications.ticket(run.run_id, Topic.GROUPS)
+    assert await run.push_kinds(large) == ["rejected_full"]
+    assert await run.store.notifications.wait(run.run_id, Topic.GROUPS, ticket, 5.0) > ticket
+    assert names(await run.batch(0)) == ["new0/0", "new1/0"]
+    await run.fill("new2", "new3", head=1)
+    assert (await run.short(1)).awaited == 1
+    await run.check()
+
+
+async def test_a_refused_push_without_a_lease_ends_no_wait(run: Run) -> None:
+    await begin(run, overflow_action=OverflowAction.REJECT, max_queued_tokens=30)
+    assert await run.push_kinds(run.group("own", head=1, tokens=11)) == ["rejected_full"]
+    assert (await run.short(0)).awaited == 1
+
+
+async def test_it_waits_with_a_full_queue_where_a_group_that_ends_drops_another(run: Run) -> None:
+    late = await begin(run, overflow_action=OverflowAction.DROP_OLDEST)
+    await run.fill("new2", "new3", head=1)
+    assert (await run.short(0)).awaited == 1
+    assert await run.push_kinds(run.group(late)) == ["queued"]
+    assert names(await run.batch(0)) == ["new1/0", "late/0"]
+
+
 @pytest.mark.parametrize("kind", [ops.ReturnKind.INTERRUPTED, ops.ReturnKind.FAILED])
 async def test_a_lease_that_comes_back_ends_the_wait_and_says_so_to_pulls(run: Run, kind: ops.ReturnKind) -> None:
     late = await begin(run)
     await run.short(0)
     ticket = run.store.notifications.ticket(run.run_id, Topic.GROUPS)
     await run.give_back(late, kind=kind)
-    await run.store.notifications.wait(run.run_id, Topic.GROUPS, ticket, 5.0)
+    assert await run.store.notifications.wait(run.run_id, Topic.GROUPS, ticket, 5.0) > ticket
     assert names(await run.batch(0)) == ["new0/0", "new1/0"]
 
 

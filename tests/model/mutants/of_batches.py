@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from buffer_service.domain.ops import GroupFacts, Reject, Rejected
-from buffer_service.domain.policy import StaleAction
+from buffer_service.domain.policy import OverflowAction, StaleAction
 from buffer_service.domain.steering.decisions import Decision
 from buffer_service.rules.transitions import GroupState
 from tests.oracle import batches, micro_batches, progress
@@ -125,6 +125,15 @@ def of_the_task(group: Group) -> str:
 
 def nothing_is_awaited(run: RunState, plan: Plan, step: Step | None) -> int:
     return 0
+
+
+def room_is_no_matter(run: RunState) -> bool:
+    return True
+
+
+def refusals_are_no_matter(run: RunState) -> bool:
+    makes_room = run.policy.overflow_action is OverflowAction.DROP_OLDEST
+    return makes_room or (run.line.is_empty(run.now) and run.has_room(tokens=1, size_bytes=1))
 
 
 def no_window(run: RunState) -> int | None:

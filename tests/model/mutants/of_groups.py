@@ -29,8 +29,8 @@ def newest_is_dropped(run: RunState) -> bool:
 _fits = GroupQueue.fits
 
 
-def caps_hold_always(queue: GroupQueue, policy: RunPolicy, facts: ops.GroupFacts | None = None) -> bool:
-    return facts is None or _fits(queue, policy, facts)
+def caps_hold_always(queue: GroupQueue, policy: RunPolicy, more: ops.Amount | None = None) -> bool:
+    return more is None or _fits(queue, policy, more)
 
 
 _comparator = queue._comparator

@@ -189,6 +189,12 @@ MUTANTS: dict[str, Defect] = {
     "no batch waits for groups in flight": Defect(
         "waiting", micro_batches, "_awaited_heads", of_batches.nothing_is_awaited
     ),
+    "a batch waits for what waits for its room": Defect(
+        "waiting", micro_batches, "_leaves_room", of_batches.room_is_no_matter
+    ),
+    "a batch waits for what was refused": Defect(
+        "waiting", micro_batches, "_leaves_room", of_batches.refusals_are_no_matter
+    ),
     "no batch waits for what began before": Defect("in order", micro_batches, "window_end", of_batches.no_window),
     "a window is a group too wide": Defect("in order", micro_batches, "window_end", of_batches.wider_window),
     "a feeder's state is kept with tasks alone": Defect(

@@ -44,7 +44,7 @@ if not state.resuming then
   Resuming.begin(ctx, request_id, step, mode, regenerate)
   -- What is in flight is not waited for: its versions may be abandoned ones.
   call('DEL', key('lease_heads'))
-  call('HDEL', RUN, 'stale_wait', 'late_wait', 'decided_at', 'held')
+  call('HDEL', RUN, 'stale_wait', 'late_wait', 'refused', 'decided_at', 'held')
 end
 
 ctx.changed = true

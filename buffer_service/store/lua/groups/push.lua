@@ -135,7 +135,7 @@ ctx.judged_later = Stages.is_named(ctx, Stages.REWARDS)
 -- The group waits: in the line, or by its staging alone for a resume that goes on.
 local function block(group, task, attempt, is_in_line)
   if is_in_line then
-    Waiting.join(ctx, group[P_PAYLOAD])
+    ctx.took_room = Waiting.join(ctx, group[P_PAYLOAD]) or ctx.took_room
   end
   call('ZADD', key('staging'), format('%d', ctx.now), group[P_PAYLOAD])
   if attempt > 0 and Tasks.live_expiry(ctx, group[P_TASK_ID], task, task.incarnation, attempt) then
@@ -156,14 +156,19 @@ local function make_room(group, task, attempt)
     -- What it takes back from steps has its place first.
     return not Groups.fits(ctx, 1, tokens, bytes) and block(group, task, attempt, false) or nil
   elseif action == 'reject' then
-    return not Groups.fits(ctx, 1, tokens, bytes) and 'rejected_full' or nil
-  elseif action ~= 'drop_oldest' then
+    if Groups.fits(ctx, 1, tokens, bytes) then
+      return nil
+    elseif attempt > 0 then
+      Groups.note_refused(ctx, tokens, bytes)
+    end
+    return 'rejected_full'
+  elseif not Groups.makes_room(ctx) then
     error('unknown overflow_action ' .. action)
   end
   while not Groups.fits(ctx, 1, tokens, bytes) do
     if ctx.drops_left == 0 then
       return 'more'
-    elseif not Groups.drop_oldest(ctx, Groups.droppable(ctx)) then
+    elseif not Groups.drop_one(ctx) then
       if not state.gathered then
         return 'rejected_full'
       end
@@ -215,6 +220,7 @@ local function accept(group, task, attempt, filter)
     ctx.topics.tasks = true
   else
     Groups.queue(ctx, made, 'new')
+    ctx.took_room = true
   end
   if Run.is_recorded(ctx) then
     local event = {
@@ -309,8 +315,17 @@ Staging.unstage(ctx.settled)
 for _, each in ipairs(ctx.written) do
   Staging.settle(ctx, each[1], each[2])
 end
-if Waiting.somebody_left(ctx) and Waiting.somebody_waits() then
-  ctx.topics.space = true
+if ctx.took_room and Tasks.are_awaited(ctx) and not Groups.leaves_room(ctx) then
+  -- No batch waits for groups in flight any more.
+  ctx.topics.groups = true
+end
+if Waiting.somebody_left(ctx) then
+  if Waiting.somebody_waits() then
+    ctx.topics.space = true
+  elseif state.draining then
+    -- A drained run's pulls wait for the last of the line.
+    ctx.topics.groups = true
+  end
 end
 -- Calls of this push that were answered with 'more' have changed something, and left the revision to the last one.
 ctx.changed = ctx.changed or again == 1

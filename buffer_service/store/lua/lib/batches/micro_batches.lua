@@ -64,10 +64,22 @@ function MicroBatches.awaited_turns(ctx, size, gathered)
   return gathered + within < size and call('ZCOUNT', key('lease_turns'), '-inf', format('%d', beyond - wide)) or 0
 end
 
+-- Whether a step that waits for `count` leased tasks has not waited for stale_wait_ms yet. `stale_wait` of the run's
+-- hash: {step that waits, since when, how many it waits for, the first, when it did so last}; `late_wait`: the same of
+-- a step that lacks groups for rejected ones, beside which the next one may wait.
+function MicroBatches.is_patient(ctx, step, header, count, first)
+  local field = header.missing and 'late_wait' or 'stale_wait'
+  local raw = call('HGET', RUN, field)
+  local since = raw and unpack_msg(raw)
+  if not since or since[1] ~= step then
+    since = {step, ctx.now}
+  end
+  call('HSET', RUN, field, pack({since[1], since[2], count, first, ctx.now}))
+  return ctx.now - since[2] < ctx.policy.stale_wait_ms
+end
+
 -- Leased tasks for which a micro-batch of `size` groups has to wait, and the one whose turn is first where they are
--- waited for by turns, else ''. None once the step has waited for stale_wait_ms. `stale_wait` of the run's hash: {step
--- that waits, since when, how many it waits for, the first, when it did so last}; `late_wait`: the same of a step that
--- lacks groups for rejected ones, beside which the next one may wait.
+-- waited for by turns, else ''. None where they would find no room, or once the step has waited for stale_wait_ms.
 function MicroBatches.awaited(ctx, step, header, size, gathered)
   local count, first = MicroBatches.awaited_turns(ctx, size, gathered), ''
   if count > 0 then
@@ -78,14 +90,7 @@ function MicroBatches.awaited(ctx, step, header, size, gathered)
   if count == 0 then
     return 0, ''
   end
-  local field = header.missing and 'late_wait' or 'stale_wait'
-  local raw = call('HGET', RUN, field)
-  local since = raw and unpack_msg(raw)
-  if not since or since[1] ~= step then
-    since = {step, ctx.now}
-  end
-  call('HSET', RUN, field, pack({since[1], since[2], count, first, ctx.now}))
-  if ctx.now - since[2] < ctx.policy.stale_wait_ms then
+  if Groups.leaves_room(ctx) and MicroBatches.is_patient(ctx, step, header, count, first) then
     return count, first
   end
   if first ~= '' then
@@ -113,6 +118,7 @@ end
 -- Moves the groups of a micro-batch, of these sizes, into the step that is forming, or with the whole step to its
 -- delivery.
 function MicroBatches.settle(ctx, header, environments, final)
+  call('HDEL', RUN, 'refused')
   if header.micro == 0 then
     Batches.move_step(ctx, header, 'queued', 'delivered')
     return

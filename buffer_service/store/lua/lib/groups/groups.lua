@@ -4,6 +4,7 @@
 -- @include tasks
 -- @include queue
 -- @include reuse
+-- @include waiting
 
 local Groups = {}
 
@@ -156,4 +157,40 @@ function Groups.drop_oldest(ctx, subqueues)
   Queue.remove(ctx, {group}, {member}, Blocks.of({member}), 'fifo')
   Groups.finish(ctx, group, 'queued', 'dropped_overflow')
   return true
+end
+
+-- Overflow actions that make room, with what drops a group of subqueues; it returns false when there is none.
+Groups.DROPS = {
+  drop_oldest = Groups.drop_oldest,
+}
+
+-- Whether pushed groups make room by dropping others.
+function Groups.makes_room(ctx)
+  return Groups.DROPS[ctx.policy.overflow_action] ~= nil
+end
+
+-- Drops a group in favour of a pushed one; false when there is none to drop.
+function Groups.drop_one(ctx)
+  return Groups.DROPS[ctx.policy.overflow_action](ctx, Groups.droppable(ctx))
+end
+
+-- Notes the size of a leased group that was refused for want of room, until a batch makes some. It has to come again.
+function Groups.note_refused(ctx, tokens, bytes)
+  if Tasks.are_awaited(ctx) then
+    call('HSET', RUN, 'refused', pack({tokens, bytes}))
+    ctx.took_room = true
+  end
+end
+
+-- Whether a group in flight would find room. Without it the group waits for the batch that would wait for it: admission
+-- leaves room for all that it lets begin, and late pushes and those without leases come beside that.
+function Groups.leaves_room(ctx)
+  if Groups.makes_room(ctx) then
+    return true
+  elseif Waiting.head(ctx) then
+    return false
+  end
+  local raw = call('HGET', RUN, 'refused')
+  local refused = raw and unpack_msg(raw) or {1, 1}
+  return Groups.fits(ctx, 1, refused[1], refused[2])
 end

@@ -33,7 +33,7 @@ function Waiting.is_behind_others(ctx, payload)
   return head and head ~= payload
 end
 
--- Joins the line or stays in it; its time is the caller's to stage. The head must be known.
+-- Joins the line or stays in it; its time is the caller's to stage. The head must be known. Returns whether it joined.
 function Waiting.join(ctx, payload)
   local state = ctx.state
   local ticket = math.max(state.tickets + 1, ctx.now)
@@ -41,7 +41,9 @@ function Waiting.join(ctx, payload)
     state.tickets = ticket
     ctx.changed = true
     ctx.line_head = ctx.line_head or payload
+    return true
   end
+  return false
 end
 
 function Waiting.has(payload)

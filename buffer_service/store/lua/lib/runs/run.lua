@@ -4,11 +4,10 @@
 -- Fields of the hash: policy, state and ledger (msgpack), now (ms, the run's clock), lag (ms, see Run.read_clock),
 -- asked (ms, the last lease request), needed (queued groups that the last short pull waits for), feeder (bytes),
 -- last_submit and last_resume (msgpack, their replies), queue_stride and lease_stride (msgpack, Picking),
--- totals, trainer, staleness and reloads (Totals), stale_wait (MicroBatches.awaited), decision, decided_at (the version
--- for which it was made) and knobs of a controller (runs/decide.lua), held (version at which these last held an engine
--- back), plan (bytes) and plan_version of
--- the collective update that is under way, above the published one; secret, of the proofs of revisions, which nothing
--- shows.
+-- totals, trainer, staleness and reloads (Totals), stale_wait (MicroBatches.awaited), refused (Groups.leaves_room),
+-- decision, decided_at (the version for which it was made) and knobs of a controller (runs/decide.lua), held (version
+-- at which these last held an engine back), plan (bytes) and plan_version of the collective update that is under way,
+-- above the published one; secret, of the proofs of revisions, which nothing shows.
 --
 -- state: revision, term, version (published), next_step, micro-batches (closed ones of the step that is being formed),
 -- committed_steps, checkpointed_steps, freed_steps (steps below are physically gone), published_steps (that the last

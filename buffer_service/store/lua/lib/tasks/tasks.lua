@@ -159,6 +159,10 @@ function Tasks.turns_are_awaited(ctx)
   return ctx.policy.order == 'submission' and ctx.policy.order_window_groups > 0
 end
 
+function Tasks.are_awaited(ctx)
+  return Tasks.heads_are_awaited(ctx) or Tasks.turns_are_awaited(ctx)
+end
+
 -- The sequence that the task's group is to have: in the order of submission that of the task's first lease, else of the
 -- group's acceptance. Turns follow each other without a gap, so that a window counts groups: they are counted by
 -- state.turns, from the sequence that the run had when the order began.
