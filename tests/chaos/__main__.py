@@ -3,12 +3,13 @@
 usage: python -m tests.chaos [--minutes M] [--seed N] [--stores external,sentinel] [--bout N] [--out FILE] [--keep DIR]
 
 The seed is printed first; it fixes each bout's scenario and its schedule of faults. Exits with 1 when a history breaks
-a promise; the files of such a bout stay.
+a promise. The files of such a bout stay, and of one in which a fault was above its bound.
 """
 
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from tests.chaos.bout import Bout, lived
 from tests.chaos.clocks import can_be_set
-from tests.chaos.report import counts, report, table
+from tests.chaos.report import counts, late, report, table
 from tests.chaos.scenario import STORES, drawn
 from tests.support.service import release_is_there
 
@@ -70,7 +71,9 @@ def _bouts(options: argparse.Namespace, folder: Path) -> list[Bout]:
         )
         for problem in done.problems:
             print(f"chaos:   {problem}", flush=True)
-        if not done.problems and options.keep is None:
+        for one in late(done):
+            print(f"chaos:   above its bound: {one}", flush=True)
+        if not done.problems and not late(done) and options.keep is None:
             shutil.rmtree(place)
         elif done.problems and options.until_violation:
             break
@@ -81,6 +84,8 @@ def _bouts(options: argparse.Namespace, folder: Path) -> list[Bout]:
 def main() -> int:
     """Run; 1 for violations."""
     options = _options()
+    # As Ctrl-C: what the bout has started ends with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"chaos: seed {options.seed}, files in {folder}", flush=True)
     if not can_be_set():
@@ -88,7 +93,11 @@ def main() -> int:
     if not release_is_there():
         print("chaos: nothing is upgraded: scripts/released.sh has built no last release", flush=True)
     began = datetime.now(UTC)
-    bouts = _bouts(options, folder)
+    try:
+        bouts = _bouts(options, folder)
+    except KeyboardInterrupt:
+        print("chaos: interrupted; what the bout has started is ended, its files stay", flush=True)
+        return 130
     when = {"began": began.isoformat(timespec="seconds"), "minutes": options.minutes, "commit": _commit()}
     made = {**when, **report(options.seed, bouts)}
     print(table(made))

@@ -57,6 +57,8 @@ DEFECTS = (
         "lib/runs/run.lua",
         "math.max(ctx.stored_now, math.min(ctx.now, ctx.stored_now + Run.CLOCK_STEP_MS))",
         "math.max(ctx.stored_now, ctx.now)",
+        # Of these two, the one whose clock can jump.
+        "external",
     ),
     # ── permanence ───────────────────────────────────────────────────────────
     Defect(

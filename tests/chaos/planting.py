@@ -20,6 +20,8 @@ from tests.chaos.defects import DEFECTS, Defect
 
 ROOT = Path(__file__).resolve().parents[2]
 WANTED = 0.9
+OF_THE_MACHINE = ("ServiceFailed", "TimeoutError", "it stood still")
+"""Problems that a machine which is too busy makes too."""
 
 
 def copied(folder: Path) -> Path:
@@ -37,28 +39,40 @@ def copied(folder: Path) -> Path:
 
 def sought(defect: Defect, tree: Path, seed: int, minutes: float) -> dict[str, Any]:
     """Live bouts with the defect until one finds it, or the time is over."""
+    began, lived = time.monotonic(), dict.fromkeys(("bouts", "kills", "other_faults"), 0)
+    problems: list[str] = []
+    left = minutes
+    while left > 0 and not problems:
+        made = _struck(tree, seed, left, defect.stores)
+        for name in lived:
+            lived[name] += made["counts"][name]
+        found = [problem for each in made["bouts"] for problem in each["problems"]]
+        # Others follow.
+        problems = [problem for problem in found if not problem.startswith(OF_THE_MACHINE)]
+        left = minutes - (time.monotonic() - began) / 60
+        seed += 1
+    return {
+        "defect": defect.name,
+        "found": bool(problems),
+        # A client that ended is an assertion of the fleet.
+        "by": problems[0].splitlines()[0].removeprefix("AssertionError: ")[:160] if problems else "",
+        **lived,
+        "seconds": round(time.monotonic() - began),
+    }
+
+
+def _struck(tree: Path, seed: int, minutes: float, stores: str) -> dict[str, Any]:
+    """Report of bouts until one has a problem, or the time is over."""
     report = tree / "report.json"
     report.unlink(missing_ok=True)
-    began = time.monotonic()
     command = [
-        sys.executable, "-m", "tests.chaos", "--minutes", str(minutes), "--seed", str(seed), "--stores", defect.stores,
+        sys.executable, "-m", "tests.chaos", "--minutes", str(minutes), "--seed", str(seed), "--stores", stores,
         "--until-violation", "--real-every", "0", "--out", str(report),
     ]  # fmt: skip
     path = os.pathsep.join([str(tree), str(tree / "proto")])
     subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False)
-    made = json.loads(report.read_text())
-    problems = [problem for each in made["bouts"] for problem in each["problems"]]
-    # A machine that is too busy ends bouts too.
-    problems = [problem for problem in problems if not problem.startswith(("ServiceFailed", "TimeoutError"))]
-    return {
-        "defect": defect.name,
-        "found": bool(problems),
-        "by": problems[0].splitlines()[0][:160] if problems else "",
-        "bouts": made["counts"]["bouts"],
-        "kills": made["counts"]["kills"],
-        "other_faults": made["counts"]["other_faults"],
-        "seconds": round(time.monotonic() - began),
-    }
+    made: dict[str, Any] = json.loads(report.read_text())
+    return made
 
 
 def main() -> int:

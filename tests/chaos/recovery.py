@@ -1,13 +1,14 @@
 """Times without progress in a bout, by its faults, and how long they may be.
 
-A fault's time is that until the next one, and on to the first progress after it.
+A fault's time is that until the next one, and on to the first progress after it. Where another one began before a step
+was due, the step is due by the bound of that one.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tests.chaos.checker.events import Events
+from tests.chaos.checker.events import Events, Op
 
 BOUND_S = 5.0
 BOUNDS_S = {
@@ -23,7 +24,7 @@ faults BOUND_S.
 """
 NO_FAULT = "no fault"
 STANDSTILL_S = 30.0
-"""Time without a step beyond a fault's own length from which on it is a violation: no machine is that slow."""
+"""Time without a step beyond a fault's own length from which on it is a violation, whatever struck meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,13 @@ class Gap:
     lasts_s: float
     group_s: float
     step_s: float
+    due_s: float
+    """Longest time without a step that is promised for this fault, its own length included."""
+
+    @property
+    def is_late(self) -> bool:
+        """True where the next step came later than is promised."""
+        return self.step_s > self.due_s
 
 
 def bound_s(what: str) -> float:
@@ -45,14 +53,26 @@ def gaps_of(events: Events) -> list[Gap]:
     """Gaps of a bout, by its faults in their order."""
     groups, steps = (sorted(op.end_s for op in events.of(kind, ok=True)) for kind in ("push", "publish"))
     marks = events.of("begins", "strike", "ends", ok=True)
-    return [
-        Gap(
-            str(op.given.get("what", NO_FAULT)),
-            op.end_s - op.begin_s,
-            *(without_progress(ends, op.begin_s, op.end_s, after.begin_s) for ends in (groups, steps)),
-        )
-        for op, after in pairwise(marks)
-    ]
+    found = []
+    for number, (op, after) in enumerate(pairwise(marks), 1):
+        next_step = next((at for at in steps if at > op.end_s), after.begin_s)
+        due = _due(op, [it for it in marks[number:] if it.kind == "strike" and it.begin_s < next_step])
+        times = [without_progress(ends, op.begin_s, op.end_s, after.begin_s) for ends in (groups, steps)]
+        found.append(Gap(_what(op), op.end_s - op.begin_s, times[0], times[1], due - op.begin_s))
+    return found
+
+
+def _due(op: Op, others: Sequence[Op]) -> float:
+    """Time by which a step is promised after a fault, and after those of the others that began before it was due."""
+    due = op.end_s + bound_s(_what(op))
+    for other in others:
+        if other.begin_s <= due:
+            due = max(due, other.end_s + bound_s(_what(other)))
+    return due
+
+
+def _what(op: Op) -> str:
+    return str(op.given.get("what", NO_FAULT))
 
 
 def standstills(events: Events) -> list[str]:

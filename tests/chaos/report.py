@@ -6,24 +6,35 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tests.chaos.bout import Bout
-from tests.chaos.recovery import bound_s, gaps_of
+from tests.chaos.recovery import Gap, bound_s, gaps_of
 
 
 def recovery(bouts: Iterable[Bout]) -> dict[str, dict[str, Any]]:
     """Times without progress, by fault: their number, and medians and maxima in seconds."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, list[Gap]] = defaultdict(list)
     for each in bouts:
         for gap in gaps_of(each.events):
-            for name, value in (("lasts", gap.lasts_s), ("group", gap.group_s), ("step", gap.step_s)):
-                found[gap.what][name].append(value)
-    return {what: _summed(what, times) for what, times in sorted(found.items())}
+            found[gap.what].append(gap)
+    return {what: _summed(what, gaps) for what, gaps in sorted(found.items())}
 
 
-def _summed(what: str, times: dict[str, list[float]]) -> dict[str, Any]:
-    bound = bound_s(what)
-    late = sum(gap - lasts > bound for gap, lasts in zip(times["step"], times["lasts"], strict=True))
-    summed: dict[str, Any] = {"count": len(times["lasts"]), "bound_s": bound, "late": late}
-    for name, values in times.items():
+def late(bout: Bout) -> list[dict[str, Any]]:
+    """Strikes of a bout after which the next step came later than is promised."""
+    return [
+        {"what": gap.what, "lasts_s": round(gap.lasts_s, 2), "step_s": round(gap.step_s, 2)}
+        for gap in gaps_of(bout.events)
+        if gap.is_late
+    ]
+
+
+def _summed(what: str, gaps: Sequence[Gap]) -> dict[str, Any]:
+    summed: dict[str, Any] = {
+        "count": len(gaps),
+        "bound_s": bound_s(what),
+        "late": sum(gap.is_late for gap in gaps),
+    }
+    for name in ("lasts", "group", "step"):
+        values = [getattr(gap, f"{name}_s") for gap in gaps]
         summed[f"{name}_median_s"] = round(statistics.median(values), 2)
         summed[f"{name}_max_s"] = round(max(values), 2)
     return summed
@@ -67,6 +78,7 @@ def report(seed: int, bouts: Sequence[Bout]) -> dict[str, Any]:
                 "strikes": len(each.strikes()),
                 "events": len(each.events.ops),
                 "problems": each.problems,
+                "late": late(each),
             }
             for each in bouts
         ],

@@ -16,7 +16,7 @@ import pytest
 from tests.chaos.checker.events import Events, Op
 from tests.chaos.checker.journal import Bounds, broken_in
 from tests.chaos.defects import DEFECTS
-from tests.chaos.recovery import STANDSTILL_S, standstills
+from tests.chaos.recovery import STANDSTILL_S, gaps_of, standstills
 
 ROOT = Path(__file__).parents[2]
 CHECKER = Path(__file__).parent / "checker"
@@ -49,16 +49,29 @@ def test_every_planted_defect_has_its_place_in_the_tree(tmp_path: Path) -> None:
         defect.edit.apply(tmp_path)
 
 
+def _op(kind: str, begin_s: float, end_s: float, **given: object) -> Op:
+    return Op("x", kind, given, round(begin_s), begin_s, round(end_s), end_s, {})
+
+
 @pytest.mark.parametrize(("stands_s", "told"), [(STANDSTILL_S - 1, 0), (STANDSTILL_S + 1, 1)])
 def test_a_standstill_after_a_fault_is_told_and_slowness_is_not(stands_s: float, told: int) -> None:
     lasts_s = 40.0
+    ops = [_op("begins", 0, 0), *(_op("publish", at, at) for at in (1, 9))]
+    ops += [_op("strike", 10, 10 + lasts_s, what="it is killed"), _op("ends", 55, 55)]
+    assert len(standstills(Events([*ops, _op("publish", 10, 10 + lasts_s + stands_s)]))) == told
 
-    def op(kind: str, begin_s: float, end_s: float, **given: object) -> Op:
-        return Op("x", kind, given, round(begin_s), begin_s, round(end_s), end_s, {})
 
-    ops = [op("begins", 0, 0), *(op("publish", at, at) for at in (1, 9))]
-    ops += [op("strike", 10, 10 + lasts_s, what="it is killed"), op("ends", 55, 55)]
-    assert len(standstills(Events([*ops, op("publish", 10, 10 + lasts_s + stands_s)]))) == told
+@pytest.mark.parametrize(
+    ("strikes_s", "step_s", "is_late"), [(13.0, 30.9, False), (13.0, 31.1, True), (18.0, 6.9, False), (18.0, 9.0, True)]
+)
+def test_a_step_is_due_by_the_bound_of_a_fault_that_struck_before_it_was_due(
+    strikes_s: float, step_s: float, is_late: bool
+) -> None:
+    marks = [_op("begins", 0, 0), _op("publish", 9, 9), _op("strike", 10, 12, what="it is killed")]
+    marks += [_op("strike", strikes_s, 36, what="it restarts"), _op("ends", 55, 55)]
+    killed = gaps_of(Events([*marks, _op("publish", 10 + step_s, 10 + step_s)]))[1]
+    assert killed.step_s == pytest.approx(step_s)
+    assert killed.is_late is is_late
 
 
 BOUNDS = Bounds(max_staleness=2, reuse_max_staleness=4, max_uses=2)

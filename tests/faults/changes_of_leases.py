@@ -34,6 +34,16 @@ def another_instance_extends(history: History) -> None:
     calls(history, "extend", leases=["t0/0/1"])[0].given["instance"] = "w0-2"
 
 
+@breaks("the_clock_goes_with_time")
+def the_clock_jumps_although_that_of_the_store_does_not(history: History) -> None:
+    calls(history, "recording")[0].got["times_ms"][-1] += 60_000
+
+
+@breaks("the_clock_goes_with_time")
+def the_clock_goes_back(history: History) -> None:
+    calls(history, "recording")[0].got["times_ms"][-1] = 1_010
+
+
 @breaks("the_first_result_wins")
 def two_attempts_are_accepted(history: History) -> None:
     calls(history, "push", lease_id="t1/0/1")[0].got["outcome"] = "queued"

@@ -30,16 +30,16 @@ async def recording(history: History, target: str, run_id: str) -> None:
     """Everything that the run itself remembers of its groups, recorded as one call."""
     channel = Connector(target, Access().effective()).asyncio()
 
-    async def read() -> list[list[object]]:
+    async def read() -> list[runs_pb2.Record]:
         request = runs_pb2.ExportRecordsRequest(run=common_pb2.RunRef(run_id=run_id))
         stream = runs_pb2_grpc.RunServiceStub(channel).ExportRecords(request, timeout=TIMEOUT_S)
-        return [_event(record) async for message in stream for record in message.records]
+        return [record async for message in stream for record in message.records]
 
     try:
         async with history.call("observer", "recording") as op:
-            op.reply = {
-                "events": await Retry(deadline_s=TIMEOUT_S, waiting_on=f"the service at {target}").asyncio(read)
-            }
+            records = await Retry(deadline_s=TIMEOUT_S, waiting_on=f"the service at {target}").asyncio(read)
+            times = [getattr(record, str(record.WhichOneof("event"))).time_ms for record in records]
+            op.reply = {"events": [_event(record) for record in records], "times_ms": times}
     finally:
         await channel.close(None)
 

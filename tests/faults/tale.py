@@ -192,5 +192,6 @@ def told() -> History:
         ["micro_batch", 1, 0, ["t3/0", "t1/0"]],
         ["trained", 2],
     ]
-    tale.call("observer", "recording", {}, {"events": events})
+    times_ms = [1_000, 1_000, 1_010, 1_100, 1_200, 1_200, 1_200, 1_300]
+    tale.call("observer", "recording", {}, {"events": events, "times_ms": times_ms})
     return tale.history

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.chaos.checker.events import Op
 from tests.chaos.checker.reading import ACCEPTED, Fates, Reading
@@ -130,6 +131,24 @@ class _Ends:
         ]
         mine = (*self._returns[grant.lease_id], *self._cancelled[grant.lease_id], *others)
         return any(op.begin < later.ended() for op in mine)
+
+
+def the_clock_goes_with_time(reading: Reading) -> Iterator[str]:
+    """The clock of a run, by which leases last, goes neither back nor faster than time. A jump of the store's clock
+    moves it by JUMP_S at most. Its times are those of the recording.
+    """
+    (recording,) = reading.history.of("recording", ok=True)
+    times = recording.got["times_ms"]
+    for earlier, later in pairwise(times):
+        if later < earlier:
+            yield f"the run's clock went back from {earlier} to {later} ms"
+    submits = reading.history.of("submit")
+    if times and submits:
+        # Before the first task is submitted nothing is recorded.
+        passed_s = recording.end_s - min(op.begin_s for op in submits)
+        most_s = passed_s + JUMP_S * len(reading.history.of("clock")) + CLOCKS_S
+        if (times[-1] - times[0]) / 1000 > most_s:
+            yield f"the run's clock went on by {(times[-1] - times[0]) / 1000:.1f} s in {passed_s:.1f} s"
 
 
 def the_first_result_wins(reading: Reading) -> Iterator[str]:

@@ -9,7 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from tests.chaos.checker.events import Events, Op
-from tests.chaos.checker.lease_promises import leases_exclude_each_other, the_first_result_wins
+from tests.chaos.checker.lease_promises import (
+    leases_exclude_each_other,
+    the_clock_goes_with_time,
+    the_first_result_wins,
+)
 from tests.chaos.checker.prompt_promises import groups_are_of_their_prompts, no_prompt_is_lost_or_repeated
 from tests.chaos.checker.reading import Fates, Reading, Timeline
 
@@ -228,6 +232,7 @@ PROMISES: tuple[Check, ...] = (
     caps_hold,
     batches_are_fresh,
     leases_exclude_each_other,
+    the_clock_goes_with_time,
     the_first_result_wins,
     versions_rise_by_publish_only,
     progress_never_falls,
