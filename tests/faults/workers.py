@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -76,12 +77,12 @@ class Worker:
             pusher = Pusher(service, self.counters, writer)
             pushing = asyncio.create_task(pusher.run())
             living = asyncio.create_task(_Life(self, service, pusher, instance).run())
-            try:
+            # It may be cancelled at its end too, and leaves no connection then either.
+            async with AsyncExitStack() as at_the_end:
+                at_the_end.push_async_callback(service.close)
+                at_the_end.push_async_callback(writer.close)
+                at_the_end.push_async_callback(gather_or_cancel, living, pushing)
                 await asyncio.wait({pushing, living}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                await gather_or_cancel(living, pushing)
-                await writer.close()
-                await service.close()
 
 
 @dataclass
