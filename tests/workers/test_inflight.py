@@ -1,6 +1,7 @@
 """The limit of samples in flight that follows the use of a KV cache: where it comes to rest, and how it gets there."""
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -143,19 +144,23 @@ async def test_a_worker_fills_the_cache_and_no_more(
     )
     await fake.submit(*(task(f"t{i}", max_new_tokens=500) for i in range(400)))
     worker = Worker(made, reward=length_reward, hosts=[Host()])
-    running = asyncio.create_task(worker.run())
+    work = asyncio.create_task(worker.run())
     try:
         limits: list[int] = []
+        running: list[int] = []
         deadline = asyncio.get_running_loop().time() + 30
         while asyncio.get_running_loop().time() < deadline and (len(fake.results()) < 60 or len(limits) < 40):
             await asyncio.sleep(0.05)
             if worker.slots and worker.slots[0].limit is not None:
                 limits.append(worker.slots[0].limit.samples)
+                running.append(worker.slots[0].in_flight)
         assert limits[0] in (0, 4)
-        assert 12 <= np.mean(limits[-20:]) <= 28
+        # From the first fall on. A limit may be more than what runs, for a while: the samples here end in step.
+        fell = next(now for now, (before, after) in enumerate(pairwise(limits), 1) if after < before)
+        assert 12 <= np.median(running[fell:]) <= 28
     finally:
         worker.stop()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(work, 20)
 
 
 async def test_reports_say_what_runs_what_may_and_how_full_the_cache_is(
