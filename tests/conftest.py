@@ -1,16 +1,47 @@
-"""Spread of tests over processes (`pytest -n`, `make test`): file by file, those with engines in one process.
+"""A service and its clients for whoever asks, and the spread of tests over processes (`pytest -n`, `make test`).
 
-A file keeps its servers to itself that way. SGLang servers of different tests at a time would take a small machine's
-cores from each other. They would run into deadlines that are meant for one.
+Tests are spread file by file, those with engines in one process: a file keeps its servers to itself that way. SGLang
+servers of different tests at a time would take a small machine's cores from each other. They would run into deadlines
+that are meant for one.
 """
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support import upstreams
+from tests.support.rpc import Rpc, connect
+from trainer_client import BufferClient, ClientOptions
+
+if TYPE_CHECKING:
+    from tests.support.service import ServiceProcess
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ServiceProcess]":
+    """A service that the tests of a module share; they must leave it serving."""
+    # Not at the top: it needs packages of the service, and some tests run where only the client's are installed.
+    from tests.support.service import running_service
+
+    with running_service(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def rpc(service: "ServiceProcess") -> Iterator[Rpc]:
+    """A plain protobuf client of it."""
+    client = connect(service.address)
+    yield client
+    client.channel.close()
+
+
+@pytest.fixture
+def client(service: "ServiceProcess") -> Iterator[BufferClient]:
+    with BufferClient(service.address, ClientOptions(timeout_s=30)) as made:
+        yield made
 
 
 def pytest_report_header() -> list[str]:

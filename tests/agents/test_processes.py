@@ -6,7 +6,6 @@ Needs the packages of the clients (make test-agents).
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,6 @@ from trainer_client import BufferClient, ClientOptions, Policy
 from trainer_client.batch import Sample
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

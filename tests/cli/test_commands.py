@@ -25,14 +25,7 @@ from rollout_workers.engine.options import LaunchOptions, SimulatedOptions
 from rollout_workers.options import AgentOptions, WorkerOptions
 from tests.support.commands import command
 from tests.support.rpc import connect, make_task
-from tests.support.service import ServiceProcess, running_service
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as service:
-        yield service
-
+from tests.support.service import ServiceProcess
 
 # ── help and configuration ───────────────────────────────────────────────────
 

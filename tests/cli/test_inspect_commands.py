@@ -12,15 +12,9 @@ from buffer_cli.inspect.text import as_html, segments
 from rollout_buffer.v1 import common_pb2, groups_pb2, runs_pb2
 from tests.support.commands import command
 from tests.support.rpc import RunRpc, connect, make_group, make_task
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 
 COMMANDS = ("tasks", "task", "leases", "groups", "group", "batches", "waits", "wandb")
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as service:
-        yield service
 
 
 @pytest.fixture(scope="module")

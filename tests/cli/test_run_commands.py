@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,6 @@ from buffer_cli.run import runs
 from rollout_buffer.v1 import groups_pb2, runs_pb2, tasks_pb2
 from tests.support.rpc import Rpc, RunRpc, connect, failure, make_group, make_task
 from tests.support.service import ServiceProcess, running_service
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def rpc(service: ServiceProcess) -> Iterator[Rpc]:
-    client = connect(service.address)
-    yield client
-    client.channel.close()
 
 
 class Command:

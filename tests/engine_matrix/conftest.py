@@ -8,7 +8,6 @@ import pytest
 
 from tests.engine_matrix.servers import Servers, sglang_servers
 from tests.engine_matrix.truth import write_version
-from tests.support.service import ServiceProcess, running_service
 
 
 @pytest.fixture(scope="session")
@@ -21,12 +20,6 @@ def updates() -> int:
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what servers start with."""
     return write_version(tmp_path_factory.mktemp("model") / "base", 0, 0)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -9,27 +9,12 @@ import pytest
 
 from rollout_buffer.v1 import runs_pb2
 from tests.page.browser import FLAGS, Chromium, Screen
-from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc, connect
-from tests.support.service import ServiceProcess, running_service
+from tests.support.rpc import TIMEOUT_S, Rpc, RunRpc
+from tests.support.service import ServiceProcess
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome")
 LAUNCH_MS = 90_000
 """A first start reads a few hundred megabytes from the disk."""
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """A service that the tests of a module share; they must leave it serving."""
-    with running_service(tmp_path_factory.mktemp("service")) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def rpc(service: ServiceProcess) -> Iterator[Rpc]:
-    """A plain protobuf client of it."""
-    client = connect(service.address)
-    yield client
-    client.channel.close()
 
 
 @pytest.fixture

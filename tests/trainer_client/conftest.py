@@ -1,21 +1,8 @@
-"""A real service for the tests that need one; nothing here is imported where only the core is installed."""
+"""A run for each test."""
 
 import zlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from tests.support.service import ServiceProcess
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator["ServiceProcess"]:
-    from tests.support.service import running_service
-
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.support.push import GroupArrays, Pusher, arrays_for
 from tests.support.service import ServiceProcess
 from tests.trainer_client.test_service import assert_same, contents, tasks
 from tests.workers.process import worker_process
-from trainer_client import BufferClient, ClientOptions, Policy, SessionOptions
+from trainer_client import BufferClient, Policy, SessionOptions
 from trainer_client.batch import Batch
 from trainer_client.collate import PackedBatch, PaddedBatch, collate, pack
 from trainer_client.dataset import NOTICE_S, BufferDataset, StepSample, follow
@@ -32,12 +32,6 @@ QUICK = SessionOptions(pull_timeout_s=30)
 POLICY = Policy(batch_groups=GROUPS_PER_STEP, max_queued_groups=64, prefetch_batches=8)
 DEADLINE_S = 30.0
 SIMULATED = ("--simulate", "--tokens-per-s", "4000", "--length-median", "6", "--lease-wait-s", "1")
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
-        yield made
 
 
 def pushed(service: ServiceProcess, run_id: str, steps: int) -> list[GroupArrays]:

@@ -45,12 +45,6 @@ def tasks(count: int, first: int = 0) -> list[Task]:
     ]
 
 
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
-        yield made
-
-
 def assert_same(batch: Batch, groups: list[GroupArrays]) -> None:
     assert [group.task_id for group in batch.groups] == [group.task_id for group in groups]
     for pulled, pushed in zip(batch.groups, groups, strict=True):

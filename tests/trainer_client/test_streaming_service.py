@@ -10,17 +10,11 @@ from buffer_wire.errors import BatchNotReady, InvalidField
 from tests.support.push import Pusher, PushingWorker, arrays_for
 from tests.support.service import ServiceProcess
 from tests.trainer_client.test_service import contents, ids, tasks
-from trainer_client import BufferClient, ClientOptions, Policy, SamplingParams, SessionOptions, Task, TrainerSession
+from trainer_client import BufferClient, Policy, SamplingParams, SessionOptions, Task, TrainerSession
 from trainer_client.batch import Batch
 
 QUICK = SessionOptions(pull_timeout_s=30)
 STREAMED = Policy(batch_groups=6, micro_batch_groups=2, max_queued_groups=6, overflow_action="block")
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
-        yield made
 
 
 def endless() -> Iterator[Task]:

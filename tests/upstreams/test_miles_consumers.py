@@ -14,7 +14,7 @@ import pytest
 from examples.miles.stand_in import arguments
 from tests.integrations.miles_contract import job, length_reward, types_of
 from tests.integrations.test_miles_data_buffer import Buffer, finished
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 from tests.support.upstreams import needs
 from tests.workers.process import worker_process
 from trainer_client.integrations import miles, slime
@@ -28,12 +28,6 @@ TRAINING: dict[str, Any] = {
     "disable_rollout_trim_samples": False, "use_dynamic_global_batch_size": False, "global_batch_size": 6,
     "balance_data": False, "multi_lora_n_adapters": 0, "load_debug_rollout_data": None,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ from tests.docs.pages import shell_words
 from tests.integrations.prime_rl_bridge import Carried, groups_of_step
 from tests.integrations.prime_rl_trainer import FileTrainer, decode, group_of
 from tests.support.push import PushingWorker
-from tests.support.service import ServiceProcess, running_service
+from tests.support.service import ServiceProcess
 from tests.support.upstreams import needs
-from trainer_client import BufferClient, ClientOptions
+from trainer_client import BufferClient
 from trainer_client.batch import Group
 from trainer_client.integrations.prime_rl import Packing, encode, pack
 from trainer_client.integrations.prime_rl.output_dir import OutputDir
@@ -29,18 +29,6 @@ from trainer_client.objectives import ipo_loss
 pytestmark = needs("prime_rl")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prime_rl"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with running_service(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=30)) as made:
-        yield made
 
 
 def groups(*, experts: bool = False) -> list[Group]:

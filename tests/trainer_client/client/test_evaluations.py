@@ -31,12 +31,6 @@ TASKS = [Task(group_size=2, sampling=SAMPLING, prompt_token_ids=[1, 2, i]) for i
 
 
 @pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
-        yield made
-
-
-@pytest.fixture
 def worker(service: ServiceProcess, run_id: str) -> Iterator[EvaluatingWorker]:
     with grpc.insecure_channel(service.address, client_options()) as channel:
         yield EvaluatingWorker(channel, run_id)

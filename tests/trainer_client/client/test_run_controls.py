@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,12 +16,6 @@ from trainer_client.batch import Batch
 
 QUICK = SessionOptions(pull_timeout_s=30)
 BLOCKING = Policy(batch_groups=2, max_queued_groups=4, overflow_action="block")
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
-        yield made
 
 
 def test_a_held_run_gives_no_batches_until_it_is_continued(

@@ -27,12 +27,6 @@ P = "rollout_buffer/"
 
 
 @pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
-        yield made
-
-
-@pytest.fixture
 def fake_client() -> Iterator[tuple[FakeService, BufferClient]]:
     with FakeService() as fake, BufferClient(fake.target, ClientOptions(timeout_s=10, attempt_timeout_s=5)) as made:
         yield fake, made

@@ -1,6 +1,6 @@
 """Tests of what a session publishes on a real service: quorums that name who lags, rollbacks, collective plans."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from tests.trainer_client.publish.test_collective_members import plan_of
 from tests.trainer_client.test_service import tasks
 from trainer_client import (
     BufferClient,
-    ClientOptions,
     CollectiveManifest,
     Policy,
     SessionOptions,
@@ -34,12 +33,6 @@ QUARANTINED = weights_pb2.ENGINE_STATE_QUARANTINED
 POLICY = Policy(batch_groups=2, max_queued_groups=4, overflow_action="block")
 
 Report = Callable[..., None]
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
-        yield made
 
 
 @pytest.fixture

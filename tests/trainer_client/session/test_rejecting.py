@@ -1,7 +1,6 @@
 """Steps given back in part, by a session on a real service."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,19 +8,13 @@ from buffer_wire.errors import InvalidField
 from tests.support.push import PushingWorker
 from tests.support.service import ServiceProcess
 from tests.trainer_client.test_service import ids, tasks
-from trainer_client import BufferClient, ClientOptions, Policy, SessionOptions, TrainerSession
+from trainer_client import BufferClient, Policy, SessionOptions, TrainerSession
 from trainer_client.batch import Batch, Group
 
 QUICK = SessionOptions(pull_timeout_s=30)
 WHOLE = Policy(batch_groups=4, max_queued_groups=8, overflow_action="block", max_lookahead=1)
 STREAMED = Policy(batch_groups=4, micro_batch_groups=2, max_queued_groups=6, overflow_action="block")
 BAD = {"t1", "t4", "t6"}
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
-        yield made
 
 
 def bad(batch: Batch) -> list[Group]:

@@ -2,8 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,15 +21,12 @@ from trainer_client import (
     TrainerSession,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 HERE = "tests.trainer_client.selection.functions"
 WHOLE = Policy(batch_groups=4, max_queued_groups=8, overflow_action="block", record_groups=True)
 STREAMED = Policy(batch_groups=4, micro_batch_groups=2, max_queued_groups=6, overflow_action="block")
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
-        yield made
 
 
 def options(**changes: object) -> SessionOptions:

@@ -1,23 +1,15 @@
 """Optimizer steps, batches and publishes in other proportions than one to one, on a real service."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from tests.support.push import PushingWorker
 from tests.support.service import ServiceProcess
 from tests.trainer_client.test_service import tasks
-from trainer_client import BufferClient, ClientOptions, Policy, SessionOptions
+from trainer_client import BufferClient, Policy, SessionOptions
 from trainer_client.collate import PaddedBatch, collate
 
 OPTIONS = SessionOptions(pull_timeout_s=30)
-
-
-@pytest.fixture
-def client(service: ServiceProcess) -> Iterator[BufferClient]:
-    with BufferClient(service.address, ClientOptions(timeout_s=20)) as made:
-        yield made
 
 
 def backward(weight: torch.Tensor, batch: PaddedBatch, divisor: int = 1) -> None:
