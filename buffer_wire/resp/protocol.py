@@ -95,7 +95,8 @@ class RespConnection(asyncio.BufferedProtocol):
         self._end_if_finished()
 
     def _end_if_finished(self) -> None:
-        if self._finishing and not self._pending and self._transport is not None:
+        # Once: a transport of TLS that is closed again forgets its connection, and cannot be aborted any more.
+        if self._finishing and not self._pending and self._transport is not None and not self._transport.is_closing():
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -1,6 +1,9 @@
 """The protocol of the store as the asyncio connection speaks it, against a scripted server."""
 
 import asyncio
+import contextlib
+import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from buffer_wire.resp.encoding import encode
 from buffer_wire.resp.errors import ReplyError
 from buffer_wire.resp.protocol import READ_BYTES, RespConnection
+from tests.security.certificates import Authority, Certificate
 from tests.support.scripted_store import scripted
 
 
@@ -68,3 +72,34 @@ async def test_commands_arrive_as_they_were_given(tmp_path: Path, part: Any) -> 
 def test_large_bodies_are_not_copied() -> None:
     body = bytes(1 << 20)
     assert any(part is body for part in encode([("SET", "key", body), ("PING",)]))
+
+
+def accept_and_read_to_the_end(listening: socket.socket, certificate: Certificate) -> None:
+    """Greet a client by TLS, answer nothing more, and read until it ends the connection."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate.cert, certificate.key)
+    accepted, _ = listening.accept()
+    accepted.settimeout(10)
+    greeted = context.wrap_socket(accepted, server_side=True)
+    with socket.socket(fileno=greeted.detach()) as raw, contextlib.suppress(ConnectionResetError):
+        raw.settimeout(10)
+        while raw.recv(1 << 16):
+            pass
+
+
+async def test_a_connection_by_tls_that_was_left_twice_ends_at_once_when_it_is_aborted(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = asyncio.create_task(
+            asyncio.to_thread(accept_and_read_to_the_end, listening, authority.issue("server"))
+        )
+        context = ssl.create_default_context(cafile=authority.cert)
+        _, opened = await asyncio.get_running_loop().create_connection(
+            RespConnection, *listening.getsockname(), ssl=context
+        )
+        # Left as the one over which something went wrong, and again as one that the next way does not use.
+        opened.finish()
+        opened.finish()
+        opened.abort("closed by this side")
+        assert opened.lost == "closed by this side"
+        await server
