@@ -59,12 +59,13 @@ def runs(made: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def newest(run: dict[str, Any]) -> list[str]:
-    """A sentence with the counts of a run."""
+    """A sentence with the counts of a run, and what is to be said of its violations."""
     counts = run["counts"]
     when = f"{run['minutes']:g} minutes of `make test-chaos` ({run['began'][:10]}, seed {run['seed']})"
     faults = f"{counts['kills']} kills and {counts['other_faults']} other faults"
     groups = f"{counts['groups_acknowledged']:,} groups acknowledged"
-    return [f"The newest {when}:", f"{faults}, {groups}, {counts['violations'] or 'no'} violations."]
+    violations = f"{counts['violations'] or 'no'} violation{'' if counts['violations'] == 1 else 's'}"
+    return [f"The newest {when}:", f"{faults}, {groups}, {violations}.", *([run["note"]] if "note" in run else [])]
 
 
 if __name__ == "__main__":
