@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buffer_wire.weights import patch as format_
@@ -43,6 +43,7 @@ def weights(size: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).bytes(size)
 
 
+@settings(deadline=None)  # it writes files
 @given(data=st.data())
 def test_a_patched_file_is_the_newer_one(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("patch")
@@ -83,6 +84,7 @@ def test_there_is_none_between_files_of_different_lengths_or_above_the_limit(tmp
     assert not (tmp_path / "patch").exists()
 
 
+@settings(deadline=None)  # it writes files
 @given(data=st.data())
 def test_a_damaged_patch_gives_other_bytes_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
